@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * cuttlefs_iommu: windows of fixed IOVAs whose pages come and go.
+ * cuttlefs_iommu: windows of fixed IOVAs, whose pages change.
  *
- * A window is a range of IOVAs of one PCI device. Its addresses stay; what is behind each page of it changes: a page of the
- * owner's arena (a range of his memory), or, while it is gone, the magic page (a window for reading) or a black hole (a window for
- * writing). So a NIC registers the window once, and what it reads of a page that is on the SSD is the magic pattern
- * (NP-RDMA section 3.1.1: signature and black-hole pages).
+ * A window is a range of IOVAs of one PCI device. Its addresses stay, but what each of its pages points to changes: a page of the owner's arena (a
+ * range of the owner's memory), or, while the page is gone, the magic page (in a window for reading) or a black hole (in a window for writing). So a
+ * NIC registers the window once, and reads the magic pattern for a page that is on the SSD (NP-RDMA section 3.1.1: signature and black-hole pages).
  *
- * Addresses. The DMA API gives the range when the window is made: one mapping of as many pages, all of them the gone page. Behind
- * its back the window then changes single entries of the device's default domain, with iommu_unmap() and iommu_map(), and puts the
- * gone page back before the DMA API gets the range back. No driver of a NIC is changed: it gets the range as a dma-buf
- * (for a NIC: ibv_reg_dmabuf_mr()).
+ * Addresses. The DMA API gives the range when the window is made: one mapping with as many pages, all of which are the gone page. Behind its back the
+ * window then changes single entries of the device's default domain, with iommu_unmap() and iommu_map(), and restores the gone page before the DMA
+ * API gets the range back. No driver of a NIC is changed: it gets the range as a dma-buf (for a NIC: ibv_reg_dmabuf_mr()).
  *
- * No page is pinned. A page of the arena is looked up with get_user_pages_fast(), mapped, and let go of at once; an MMU interval notifier
- * over the arena points it to the gone page before the kernel takes it away. Look-up and notifier meet under the window's
- * lock by the sequence count of mmu_interval_read_begin().
+ * No page is pinned. A page of the arena is looked up with get_user_pages_fast(), mapped, and released at once; an MMU interval notifier over the
+ * arena points its window page to the gone page before the kernel takes it away. Look-up and notifier are ordered, under the window's lock, by the
+ * sequence count of mmu_interval_read_begin().
  *
- * The hole. IOMMU drivers differ in what iommu_map() over a live entry does (Intel, 6.12: nothing, with a warning; AMD, 6.12:
- * replaces it; on 7.2 both refuse), so an entry is unmapped, the IOTLB flushed, and the entry mapped again. A device
- * that touches the page in between (microseconds) faults: its transfer fails, as if the page had been unmapped. It never gets other
- * bytes. A batch has its holes at once and one flush. Who initiates transfers tries again.
+ * The hole. IOMMU drivers differ in what iommu_map() over a live entry does (Intel, 6.12: nothing, with a warning; AMD, 6.12: replaces it; on 7.2
+ * both refuse), so an entry is unmapped, the IOTLB flushed, and the entry mapped again. A device that accesses the page in between (microseconds)
+ * faults: its transfer fails, as if the page had been unmapped. It never gets other bytes. The entries of a batch have their holes at the same time,
+ * and one flush. The initiator of a transfer has to try again.
  *
- * Locks, outermost first: device_lock(the device), windows_lock, window.lock. Nothing is allocated with GFP_KERNEL and no memory
- * of a user's touched under window.lock, because the notifier takes it in reclaim.
+ * Locks, outermost first: device_lock(the device), windows_lock, window.lock. Under window.lock nothing is allocated with GFP_KERNEL and no memory of
+ * a user is accessed, because the notifier takes that lock in reclaim.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -45,13 +43,13 @@
 
 #include "cuttlefs_iommu.h"
 
-/* In `target`: the IOMMU refused to map it again. */
+/* Value in `target`: the IOMMU refused to map the page again. */
 #define HOLE 0xfffffffeu
 #define GONE CUTTLEFS_IOMMU_GONE
-/* In `holder`. */
+/* Value in `holder`: no page of the window points there. */
 #define NOBODY 0xffffffffu
 
-/* Pages whose entries change between one flush of the IOTLB and the next: the longer, the longer the hole of each. */
+/* Pages whose entries change with one flush of the IOTLB: the more, the longer each hole. */
 #define BATCH 16
 
 static unsigned int hole_us;
@@ -59,7 +57,7 @@ module_param(hole_us, uint, 0600);
 MODULE_PARM_DESC(hole_us, "for tests: microseconds, at most 100000, that an entry stays unmapped while it changes");
 
 struct window {
-	/* Of the open file, and of each dma-buf. */
+	/* References of the open file, and of each dma-buf. */
 	struct kref ref;
 	struct list_head in_windows;
 	struct pci_dev *pdev;
@@ -75,15 +73,15 @@ struct window {
 	struct page *gone;
 	struct mmu_interval_notifier arena;
 
-	/* Of what follows. */
+	/* Protects the fields below. */
 	struct mutex lock;
-	/* The IOVAs are this window's. Cleared, with all pages gone, when the device loses its driver. */
+	/* Whether the window has its IOVAs. Cleared, with all pages gone, when the device loses its driver. */
 	bool has_device;
-	/* Cleared, with all pages gone, when the file is closed. */
+	/* Whether the file is open. Cleared, with all pages gone, when it is closed. */
 	bool is_open;
-	/* What each page of the window points to. */
+	/* For each page of the window, the page of the arena that it points to. */
 	u32 *target;
-	/* The page of the window that points to each page of the arena. */
+	/* For each page of the arena, the page of the window that points to it. */
 	u32 *holder;
 	u32 shown;
 	u32 holes;
@@ -96,13 +94,13 @@ struct window {
 static DEFINE_MUTEX(windows_lock);
 static LIST_HEAD(windows);
 
-/* What an open file has. */
+/* The state of an open file. */
 struct handle {
 	struct mutex making;
 	struct window *window;
 };
 
-/* Pages that change together. */
+/* Pages whose entries change together. */
 struct batch {
 	u32 count;
 	u32 page[BATCH];
@@ -127,7 +125,7 @@ static void forget_target(struct window *w, u32 page)
 	}
 }
 
-/* Changes the entries of a batch, in which no page is twice. Returns an error if the IOMMU left a hole. */
+/* Changes the entries of a batch, in which no page occurs twice. Returns an error if the IOMMU left a hole. */
 static int change(struct window *w, const struct batch *batch)
 {
 	struct iommu_iotlb_gather gather;
@@ -151,7 +149,7 @@ static int change(struct window *w, const struct batch *batch)
 	for (i = 0; i < batch->count; i++) {
 		u32 page = batch->page[i], target = batch->target[i];
 		dma_addr_t iova = w->iova + (dma_addr_t)page * PAGE_SIZE;
-		/* The tables of the range are there, so nothing is allocated; the notifier may not wait for memory. */
+		/* The page tables of the range exist, so nothing is allocated; the notifier must not wait for memory. */
 		int error = iommu_map(w->domain, iova, batch->at[i], PAGE_SIZE, w->prot, GFP_NOWAIT | __GFP_NOWARN);
 
 		forget_target(w, page);
@@ -171,7 +169,7 @@ static int change(struct window *w, const struct batch *batch)
 	return result;
 }
 
-/* Points away what points to these pages of the arena; how many. */
+/* Points all window pages that point to these pages of the arena to the gone page; returns how many. */
 static u32 take(struct window *w, u32 first, u32 end, bool may_sleep)
 {
 	struct batch batch = {};
@@ -204,7 +202,7 @@ static bool invalidate(struct mmu_interval_notifier *notifier, const struct mmu_
 	bool may_sleep = mmu_notifier_range_blockable(range);
 	u32 taken;
 
-	/* The oom killer's reaper comes again. */
+	/* If this fails, the oom killer's reaper tries again. */
 	if (may_sleep)
 		mutex_lock(&w->lock);
 	else if (READ_ONCE(hole_us) || !mutex_trylock(&w->lock))
@@ -223,7 +221,7 @@ static const struct mmu_interval_notifier_ops arena_ops = {
 	.invalidate = invalidate,
 };
 
-/* The device keeps the range no longer: all is gone, and the DMA API gets back what it gave. */
+/* Takes the range from the device: all pages are gone then, and the DMA API gets its range back. */
 static void give_range_back(struct window *w)
 {
 	bool had_device;
@@ -233,7 +231,7 @@ static void give_range_back(struct window *w)
 	had_device = w->has_device;
 	if (had_device) {
 		take(w, 0, w->arena_pages, true);
-		/* The DMA API unmaps the whole range and warns of what is not there. */
+		/* The DMA API unmaps the whole range, and warns of missing pages. */
 		for (page = 0; w->holes && page < w->pages; page++) {
 			struct batch batch = { .count = 1, .page = { page }, .target = { GONE }, .at = { gone_at(w) } };
 
@@ -262,7 +260,7 @@ static void destroy(struct kref *ref)
 {
 	struct window *w = container_of(ref, struct window, ref);
 
-	/* Until it is given back, a driver that is unbound waits here: the domain stays. */
+	/* A driver that is unbound waits here until the range is given back, so the domain stays until then. */
 	mutex_lock(&windows_lock);
 	list_del(&w->in_windows);
 	give_range_back(w);
@@ -270,7 +268,7 @@ static void destroy(struct kref *ref)
 	free_window(w);
 }
 
-/* ---- a window is made ---- */
+/* ---- making a window ---- */
 
 static struct pci_dev *find_device(const struct cuttlefs_iommu_create *wanted)
 {
@@ -279,7 +277,7 @@ static struct pci_dev *find_device(const struct cuttlefs_iommu_create *wanted)
 	return pci_get_domain_bus_and_slot(wanted->pci_segment, wanted->pci_bus, wanted->pci_devfn);
 }
 
-/* Whether the device's DMA goes through entries that can be changed one page at a time. */
+/* Whether the device's DMA uses entries that can be changed one page at a time. */
 static int check_device(struct pci_dev *pdev)
 {
 	struct iommu_domain *domain;
@@ -291,13 +289,13 @@ static int check_device(struct pci_dev *pdev)
 	domain = iommu_get_domain_for_dev(&pdev->dev);
 	if (!domain || !iommu_is_dma_domain(domain) || !(domain->pgsize_bitmap & PAGE_SIZE))
 		return -EOPNOTSUPP;
-	/* Bounce buffers, and caches that somebody has to clean. */
+	/* Such devices have bounce buffers, or caches that must be cleaned. */
 	if (pdev->untrusted || !dev_is_dma_coherent(&pdev->dev))
 		return -EOPNOTSUPP;
 	return 0;
 }
 
-/* Has the DMA API map the gone page as often as the window has pages, at addresses one behind the other. */
+/* Lets the DMA API map the gone page once for each page of the window, at consecutive addresses. */
 static int reserve_range(struct window *w)
 {
 	struct scatterlist *sg;
@@ -431,7 +429,7 @@ static int ioctl_create(struct handle *handle, void __user *argument)
 		goto out;
 	}
 	wanted.iova = w->iova;
-	/* Whoever does not get the answer finds the address in the status. */
+	/* If copying the answer fails, the caller finds the address in the status. */
 	smp_store_release(&handle->window, w);
 	if (copy_to_user(argument, &wanted, sizeof(wanted)))
 		result = -EFAULT;
@@ -440,9 +438,9 @@ out:
 	return result;
 }
 
-/* ---- pages are pointed ---- */
+/* ---- pointing pages ---- */
 
-/* The look-up of one entry's page; the reference in `found` is to be put. */
+/* Looks up the page of one entry. The caller must put the reference in `found`. */
 static int look_up(struct window *w, u32 target, struct page **found)
 {
 	unsigned int flags = w->direction == DMA_BIDIRECTIONAL ? FOLL_WRITE : 0;
@@ -465,7 +463,7 @@ static int check_entry(const struct window *w, const struct cuttlefs_iommu_entry
 	return 0;
 }
 
-/* How many of these entries can change at once: no page of the window or the arena is in two of them. */
+/* How many of these entries can change together: up to the first that repeats a page of the window or of the arena. */
 static u32 without_repeats(const struct cuttlefs_iommu_entry *entries, u32 count)
 {
 	u32 i, j;
@@ -478,7 +476,7 @@ static u32 without_repeats(const struct cuttlefs_iommu_entry *entries, u32 count
 	return count;
 }
 
-/* Points up to BATCH pages. `done`: how many took effect, the first ones. */
+/* Points up to BATCH pages. `done` is how many entries took effect, from the first on. */
 static int point_batch(struct window *w, const struct cuttlefs_iommu_entry *entries, u32 count, u32 *done)
 {
 	struct page *found[BATCH];
@@ -516,7 +514,7 @@ again:
 		u32 page = entries[i].page, target = entries[i].target;
 
 		/*
-		 * One page of the arena is one page of one file. Where an entry before this one lets go of it, this one is the
+		 * A page of the arena is shown at one page of the window only. If an earlier entry of this batch releases it, this entry becomes the
 		 * first of the next batch.
 		 */
 		if (target != GONE && w->holder[target] != NOBODY && w->holder[target] != page) {
@@ -534,7 +532,7 @@ again:
 	if (change(w, &batch) && !result)
 		result = -EIO;
 	mutex_unlock(&w->lock);
-	/* From here on only the notifier protects what was mapped. */
+	/* From here on only the notifier protects the mapped pages. */
 	for (i = 0; i < looked_up; i++)
 		if (found[i])
 			put_page(found[i]);
@@ -551,7 +549,7 @@ static int ioctl_point(struct window *w, void __user *argument)
 		return -EFAULT;
 	if (wanted.count > CUTTLEFS_IOMMU_MAX_ENTRIES)
 		return -EINVAL;
-	/* The arena is memory of one process; a child that has the file has other memory at its addresses. */
+	/* The arena is memory of one process. A child that has the file has other memory at its addresses. */
 	if (current->mm != w->arena.mm)
 		return -EXDEV;
 	for (wanted.done = 0; wanted.done < wanted.count && !result;) {
@@ -590,20 +588,20 @@ static int ioctl_status(struct window *w, void __user *argument)
 	return copy_to_user(argument, &status, sizeof(status)) ? -EFAULT : 0;
 }
 
-/* ---- the device's driver gets the range ---- */
+/* ---- giving the range to the device's driver ---- */
 
 static int dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attachment)
 {
 	struct window *w = dmabuf->priv;
 
-	/* The addresses mean something to one device. */
+	/* The addresses are valid for one device only. */
 	return attachment->dev == &w->pdev->dev && READ_ONCE(w->has_device) ? 0 : -EXDEV;
 }
 
 static struct sg_table *dmabuf_map(struct dma_buf_attachment *attachment, enum dma_data_direction direction)
 {
 	struct window *w = attachment->dmabuf->priv;
-	/* A driver puts lengths into 32 bits. */
+	/* Drivers have 32 bits for lengths. */
 	const u64 step = SZ_1G;
 	u64 bytes = (u64)w->pages * PAGE_SIZE, at = 0;
 	struct scatterlist *sg;
@@ -620,7 +618,7 @@ static struct sg_table *dmabuf_map(struct dma_buf_attachment *attachment, enum d
 		return ERR_PTR(-ENOMEM);
 	}
 	for_each_sgtable_dma_sg(table, sg, i) {
-		/* Addresses only: there is no page of the processor's that stays behind one. */
+		/* Addresses only: no page of the CPU's stays behind an address. */
 		sg_dma_address(sg) = w->iova + at;
 		sg_dma_len(sg) = min(step, bytes - at);
 		at += step;
@@ -679,7 +677,7 @@ static long window_ioctl(struct file *file, unsigned int command, unsigned long 
 
 	if (command == CUTTLEFS_IOMMU_CREATE)
 		return ioctl_create(handle, (void __user *)argument);
-	/* It stays until the file is closed. */
+	/* The window stays until the file is closed. */
 	w = smp_load_acquire(&handle->window);
 	if (!w)
 		return _IOC_TYPE(command) == 'c' ? -ENXIO : -ENOTTY;
@@ -717,7 +715,7 @@ static int window_release(struct inode *inode, struct file *file)
 		if (w->has_device)
 			take(w, 0, w->arena_pages, true);
 		mutex_unlock(&w->lock);
-		/* Nothing of the arena is mapped any more; a dma-buf may keep the addresses. */
+		/* No page of the arena is mapped any more; a dma-buf may keep the addresses. */
 		mmu_interval_notifier_remove(&w->arena);
 		kref_put(&w->ref, destroy);
 	}
@@ -741,7 +739,7 @@ static struct miscdevice device = {
 	.fops = &window_fops,
 };
 
-/* A device that lost its driver does no DMA; its domain may change from now on. The caller holds device_lock(). */
+/* A device that lost its driver does no DMA, and from now on its domain may change. The caller holds device_lock(). */
 static int bus_changed(struct notifier_block *block, unsigned long action, void *data)
 {
 	struct window *w;
@@ -764,7 +762,7 @@ static int __init cuttlefs_iommu_init(void)
 {
 	int result;
 
-	/* Not a struct that a compiler has laid out otherwise. */
+	/* The layouts must be the same with every compiler. */
 	BUILD_BUG_ON(sizeof(struct cuttlefs_iommu_create) != 56);
 	BUILD_BUG_ON(sizeof(struct cuttlefs_iommu_status) != 56);
 	BUILD_BUG_ON(PAGE_SIZE != CUTTLEFS_IOMMU_PAGE_BYTES);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What can be said of the code without running it: format, clippy, licences and banned crates, docs, scripts.
+# Everything that can be checked without running the code: format, clippy, licences and banned crates, docs, scripts.
 # usage: scripts/check.sh         last line: N passed, N failed
 set -uo pipefail
 source "$(dirname "$0")/env.sh"
@@ -24,16 +24,16 @@ set_features
 step "format" cargo fmt --all --check
 step "clippy" cargo clippy --workspace --all-targets --locked --quiet ${FEATURES[@]+"${FEATURES[@]}"} -- -D warnings
 if ((${#FEATURES[@]})); then
-    # The one crate with code for either case.
+    # This crate has code for both cases.
     step "clippy without RDMA hardware" cargo clippy -p cuttlefs-common --all-targets --locked --quiet -- -D warnings
 else
     echo "note  check: RDMA hardware was not checked (scripts/setup.sh --tests installs its libraries)"
 fi
-# With what is private, which is most of it: readers of these docs are who works on the code.
+# Includes private items, which are most of them: the readers of these docs work on the code.
 step "documentation" env RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked --quiet ${FEATURES[@]+"${FEATURES[@]}"}
 if command -v cargo-deny >/dev/null; then
     step "licences, bans, sources" cargo deny --locked check --hide-inclusion-graph licenses bans sources
-    # Advisories come from a git repository; where it cannot be reached this says so instead of failing.
+    # Advisories come from a git repository; if it cannot be reached, this is reported instead of failing.
     if timeout 20 git ls-remote --exit-code -q https://github.com/RustSec/advisory-db HEAD >/dev/null 2>&1; then
         step "advisories" cargo deny --locked check advisories
     else
@@ -46,7 +46,7 @@ for script in .ci/run scripts/*.sh scripts/suites/*.sh scripts/vm/*.sh xfstests/
     [[ -e $script ]] || continue
     step "syntax of $script" bash -n "$script"
 done
-# Their programs need not be installed here. What is wrong is only told, and exits with 0.
+# The programs that they need may not be installed here. So faults are only reported, and the exit status is 0.
 check_unit() {
     local directory
     directory=$(mktemp -d) || return 1

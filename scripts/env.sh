@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Where things are. Sourced by every script; sets variables, starts nothing.
+# Paths and settings. Sourced by every script; sets variables, starts nothing.
 #
 #   CUTTLEFS_TOOLS        where setup.sh puts cargo tools it had to build     (~/.cache/cuttlefs/tools)
 #   CUTTLEFS_BIN          directory of the binaries under test                (target/release)
-#   CARGO_TARGET_DIR      as cargo knows it                                   (target)
+#   CARGO_TARGET_DIR      as for cargo                                        (target)
 #   CUTTLEFS_RDMA=no      builds without RDMA hardware, also where its libraries are
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -20,7 +20,7 @@ die() {
     exit 1
 }
 
-# What building with RDMA hardware needs and is not here, as Debian's packages; nothing: all is.
+# Prints the Debian packages that a build with RDMA hardware needs and that are missing; nothing if none is.
 rdma_lacks() {
     local lacks=() library minimum
     # The versions that rdma-sys asks for.
@@ -28,15 +28,15 @@ rdma_lacks() {
         minimum=${library#*=} library=${library%=*}
         pkg-config --atleast-version="$minimum" "$library" 2>/dev/null || lacks+=("$library-dev")
     done
-    # bindgen loads it; where it looks, shortened (clang-sys).
+    # bindgen loads libclang. These are the most usual of the places where clang-sys looks for it.
     [[ -n ${LIBCLANG_PATH:-} ]] || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null ||
         compgen -G '/usr/lib*/libclang*.so*' >/dev/null || compgen -G '/usr/lib/*/libclang*.so*' >/dev/null ||
         lacks+=(libclang-dev)
     echo "${lacks[*]}"
 }
 
-# Sets FEATURES, cargo's arguments: RDMA hardware where its libraries are. A feature cannot look for a library, so each script that builds calls
-# this first. One set of features for all of a target directory: with another, cargo builds everything again.
+# Sets FEATURES, cargo's arguments: RDMA hardware if its libraries are installed. A feature cannot look for a library, so each script that builds
+# calls this first. All builds in a target directory use the same features: with others cargo would build everything again.
 set_features() {
     FEATURES=()
     [[ ${CUTTLEFS_RDMA:-} != no && -z $(rdma_lacks) ]] || return 0

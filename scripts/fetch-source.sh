@@ -26,15 +26,15 @@ if [[ -z $tarball ]]; then
     state=$(mktemp -d)
     trap 'rm -rf "$state"' EXIT
     mkdir -p "$state/lists/partial" "$state/cache/archives/partial"
-    # The release the package's name belongs to, whatever runs here.
+    # The Debian release that has a package of this name, whatever release runs here.
     echo "deb-src [signed-by=$keyring] http://deb.debian.org/debian bookworm main" >"$state/sources.list"
     options=(-o Dir::State::Lists="$state/lists" -o Dir::Cache="$state/cache"
         -o Dir::Etc::SourceList="$state/sources.list" -o Dir::Etc::SourceParts=/dev/null
         -o APT::Sandbox::User="$(id -un)" -o Acquire::Retries=3 -qq)
     say "fetching the source of $package (once)"
     apt-get "${options[@]}" update >&2
-    # apt checks the archive's signature and the tarball's checksum. Downloading elsewhere and moving keeps a
-    # broken download out of the cache.
+    # apt checks the archive's signature and the tarball's checksum. It is downloaded elsewhere and then moved, so that a broken download never gets
+    # into the cache.
     (mkdir "$state/download" && cd "$state/download" && apt-get "${options[@]}" source --download-only "$package" >&2)
     mv "$state"/download/*.orig.tar.* "$cache/"
     tarball=$(find_tarball)

@@ -1,18 +1,19 @@
 # shellcheck shell=bash
-# What scripts that make pages of figures share; for `source`, behind env.sh. Who uses it sets `out`, the pages' directory, and `work`, one for
-# what is made on the way.
+# Shared by the scripts that make pages of figures; for `source`, after env.sh. The script sets `out`, the directory of the pages, and `work`, one for
+# temporary files.
 
-# Programs are of this tree: built now, so that the commit on each page is theirs.
+# The programs are built from this tree now, so that the commit on each page is theirs.
 build_for_figures() {
     set_features
     cargo build --release --workspace --bins --quiet ${FEATURES[@]+"${FEATURES[@]}"} || die "the programs do not build"
     commit=$(git rev-parse --short HEAD)
-    # Pages that this makes change no program.
+    # The pages that this makes are not part of any program.
     git diff --quiet HEAD -- . ':!docs' || commit+=-dirty
     bench=$CUTTLEFS_BIN/cuttlefs
 }
 
-# run NAME TITLE COMMAND...: a page with the command's tables and plot. Where NAME is `-` one for each of the paper's figures that it makes.
+# run NAME TITLE COMMAND...: makes a page with the command's tables and plot. If NAME is `-`, it makes one for each of the paper's figures that the
+# command runs.
 run() {
     local as=$1 what=$2 text name title kind
     shift 2
@@ -40,7 +41,7 @@ run() {
         for kind in svg json; do
             mv "${text%.txt}.$kind" "$out/$name.$kind"
         done
-        # Where the pool was is of no interest.
+        # The path of the pool is of no interest.
         sed -i -e "s#$work/disk#FILE#g" "$out/$name".{md,svg,json}
     done
     cat "$work/table"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for a while.
+# Runs every fuzz target for some time.
 # usage: scripts/fuzz.sh [SECONDS-EACH] [TARGET...]         default: 60 s each
 #
-# The target `sessions` is fs-client's test wire_sessions: hostile peers of a real server, and a model of sessions. It needs
-# root, and no instrumentation: it runs as the tests do, half of the time with answers that are durable and half without.
+# The target `sessions` is fs-client's test wire_sessions: hostile peers of a real server, and a model of sessions. It needs root but no
+# instrumentation. It runs like the tests, half of the time with durable answers and half without.
 #
-# libFuzzer's instrumentation needs flags that stable rustc keeps back. A nightly toolchain is taken if there is
-# one; otherwise RUSTC_BOOTSTRAP=1 opens the flags of the stable one.
+# libFuzzer's instrumentation needs unstable flags of rustc. A nightly toolchain is used if there is one; otherwise RUSTC_BOOTSTRAP=1 allows the flags
+# in the stable one.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 
@@ -38,7 +38,7 @@ if ((${#targets[@]} == 0)) || [[ " ${targets[*]} " == *" sessions "* ]]; then
     if fuzz_sessions; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 fi
 export RUSTC_BOOTSTRAP=1
-# The workspace's target directory holds no sanitised builds.
+# Not the workspace's target directory, which should hold no sanitised builds.
 unset CARGO_TARGET_DIR
 cd "$ROOT/fuzz"
 
@@ -47,7 +47,7 @@ for target in "${targets[@]}"; do
     [[ $target == sessions ]] && continue
     cargo fuzz build --sanitizer address "$target" >&2 || { failed=$((failed + 1)); echo "FAIL  fuzz: $target does not build"; continue; }
     mkdir -p "corpus/$target"
-    # A parser that needs more than a gigabyte or ten seconds for a message has lost already.
+    # A parser must not need more than a gigabyte or ten seconds for a message.
     if cargo fuzz run --sanitizer address "$target" -- -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=10 \
         -max_len=66000 -print_final_stats=1 >"target/$target.log" 2>&1; then
         passed=$((passed + 1))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What durability costs an operation: nothing asked for, fsync after each, and a server whose answers are durable; beside one data sync
+# The cost of durability for an operation: without a sync, with an fsync after each, and at a server with durable answers; compared with one data sync
 # of the same disk: 4 KiB over written blocks of a file, and fdatasync(2).
 # usage: measure-durability.sh [shm|tcp] [ROUNDS]      prints a table of microseconds; modes in turn, median of the rounds
 source "$(dirname "$0")/suites/lib.sh"

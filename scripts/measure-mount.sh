@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what the mount's defaults are set from: threads, max_background, readahead (fs-client/src/fuse/settings.rs).
+# Measures the settings from which the mount's defaults are chosen: threads, max_background, readahead (fs-client/src/fuse/settings.rs).
 # usage: measure-mount.sh [shm|tcp] [ROUNDS]      prints a table; values run in turn, best of the rounds
 source "$(dirname "$0")/suites/lib.sh"
 need_command fio

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes docs/rpc.md and docs/rpc/: every figure of the durable RPC paper's evaluation and its Table 2, measured here, as tables and plots.
-# Figures that are named are made anew, others stay. Table 2 is put together from Figures 9, 14, 17 and 20.
-# Takes about half an hour with five rounds, and wants the machine for itself.
+# Figures that are named are made anew, others stay. Table 2 is made from Figures 9, 14, 17 and 20.
+# Takes about half an hour with five rounds. The machine should do nothing else.
 # usage: measure-rpc.sh [--seconds N] [--rounds N] [--quick] [FIGURE...]     8a, 8b, 9 to 20, shm (writes over shared memory), table2
 source "$(dirname "$0")/env.sh"
 source "$(dirname "$0")/figures.sh"
@@ -33,7 +33,7 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 trap 'exit 130' INT TERM
 
 common=(--seconds "$seconds" --rounds "$rounds" "${quick[@]}")
-# Together, so that what they share is measured once.
+# In one run, so that their common parts are measured once.
 together=()
 for figure in "${figures[@]}"; do
     [[ $figure == 8? || $figure == 9 || $figure == 1[3478] ]] && together+=("$figure")

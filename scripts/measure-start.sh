@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How long a server takes to start: behind a clean stop with many files, and behind a kill with a log of names or of contents.
+# How long a server takes to start: after a clean stop with many files, and after a kill with a log of names or of contents.
 # usage: measure-start.sh [FILES]      prints medians of five, and their ranges; FILES: 2000000
 source "$(dirname "$0")/suites/lib.sh"
 need_command python3
@@ -8,7 +8,7 @@ needs_server
 files=${1:-2000000}
 rounds=5
 
-# fill DIRECTORY FIRST COUNT: so many files, a thousand in a directory.
+# fill DIRECTORY FIRST COUNT: makes this number of files, a thousand in each directory.
 fill() {
     python3 - "$@" <<'PYTHON'
 import os, sys
@@ -21,7 +21,7 @@ for number in range(first, first + count):
 PYTHON
 }
 
-# overwrite FILE COUNT: 16 KiB of it, synced, so many times.
+# overwrite FILE COUNT: writes 16 KiB of the file and syncs, COUNT times.
 overwrite() {
     python3 - "$@" <<'PYTHON'
 import os, sys
@@ -32,7 +32,7 @@ for number in range(int(sys.argv[2])):
 PYTHON
 }
 
-# time_start NAME: starts the server, and notes how long that took, its memory, and what it says of its log.
+# time_start NAME: starts the server, and notes the time it took, its memory, and its message about its log.
 time_start() {
     local began log_lines serves ms rss said
     log_lines=$(wc -l <"$WORK/server.log")

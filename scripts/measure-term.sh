@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes docs/term.md and docs/term/: every figure of the TeRM paper's evaluation, measured here, as tables and plots.
 # Figures that are named are made anew, others stay.
-# Takes about an hour with five rounds and wants the machine for itself.
+# Takes about an hour with five rounds. The machine should do nothing else.
 # usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [--rounds N] [--quick] [FIGURE...]     8 to 15, octopus, kv, ram, links
 #   Without figures, all of them. `ram` and Figure 15 take a loop device over a tmpfs, a stand-in for a fast SSD: root.
 source "$(dirname "$0")/env.sh"
@@ -52,9 +52,9 @@ ram_device() {
 }
 
 common=(--size "$size" --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" "${quick[@]}")
-# What has few points is given longer to settle.
+# Figures with few points get longer to settle.
 settled=(--size "$size" --seconds 1 --warmup 4 --rounds "$rounds" "${quick[@]}")
-# These run on one pool, and together, so that what they share is measured once.
+# These use one pool and run together, so that their common parts are measured once.
 together=()
 for figure in "${figures[@]}"; do
     [[ $figure == [89] || $figure == 1[0234] ]] && together+=("$figure")
@@ -77,7 +77,7 @@ for figure in "${figures[@]}"; do
             ram_device || die "a loop device over a tmpfs needs root"
             run figure-15 "Figure 15: devices (a file on this disk, RAM)" bench region "${common[@]}" --figure 15 --data "$work/disk,$loop"
             ;;
-        # A quarter of a minute on either side of the change.
+        # Fifteen seconds before and after the change.
         11) run - "Figure 11" bench region --size "$size" --seconds 30 --warmup "$warmup" --rounds "$rounds" --figure 11 "${quick[@]}" ;;
         octopus) run figure-16 "Figure 16: Octopus" bench octopus "${common[@]}" ;;
         kv) run figure-17 "Figure 17: a key-value table" bench kv "${common[@]}" ;;

@@ -5,12 +5,12 @@
 #   scripts/test.sh --quick        checks, cargo tests, and the short suites over one link
 #   scripts/test.sh --suites-only [SUITE...]
 #
-# Ends with a summary; the last line is `N passed, N failed, N skipped`. Skipped are phases that this machine cannot run (a virtual machine, say).
+# Ends with a summary; the last line is `N passed, N failed, N skipped`. Phases that this machine cannot run (such as a virtual machine) are skipped.
 # Logs stay in target/test-logs.
 # Needs no terminal and no input; leaves no process and no mount behind, also when it is interrupted.
-#   CUTTLEFS_FUZZ_SECONDS      also run every fuzz target for so many seconds (0: not)
+#   CUTTLEFS_FUZZ_SECONDS      also run every fuzz target for this number of seconds (0: do not)
 #   CUTTLEFS_TEST_LANES        suites that run at a time (3)
-#   CUTTLEFS_TEST_DEADLINE_S   when this many seconds have passed, what has not run counts as failed (2280)
+#   CUTTLEFS_TEST_DEADLINE_S   after this number of seconds, tests that have not run count as failed (2280)
 set -uo pipefail
 source "$(dirname "$0")/env.sh"
 cd "$ROOT" || exit 1
@@ -28,12 +28,12 @@ for argument in "$@"; do
     esac
 done
 
-# A continuous integration job has forty minutes; this leaves it two to clean up.
+# A job of continuous integration has forty minutes; this leaves two of them to clean up.
 deadline_s=${CUTTLEFS_TEST_DEADLINE_S:-2280}
 logs=$CARGO_TARGET_DIR/test-logs
 mkdir -p "$logs"
-# Everything the suites make is under here, so whatever is mounted under it or names it is ours.
-# Short: pjdfstest binds sockets deep below it, and a socket's path has 108 bytes.
+# The suites make everything under this directory, so mounts under it, and processes that name it, belong to this run.
+# A short path: pjdfstest binds sockets deep below it, and a socket's path has at most 108 bytes.
 scratch=$(mktemp -d "${CUTTLEFS_SUITE_TMP:-/var/tmp}/cft.XXXX") || exit 1
 chmod 755 "$scratch"
 export CUTTLEFS_SUITE_TMP=$scratch
@@ -44,13 +44,13 @@ summary=()
 child=
 lanes=()
 
-# Suites clean up after themselves; this is for one that was killed.
+# Suites clean up after themselves; this is for a suite that was killed.
 sweep() {
     local at pid
     awk -v under="$scratch/" 'index($5, under) == 1 {print $5}' /proc/self/mountinfo | sort -r | while read -r at; do
         umount -l "$at" 2>/dev/null || fusermount3 -uz "$at" 2>/dev/null
     done
-    # Only what has this run's own directory in its command line.
+    # Only processes with this run's own directory in their command line.
     for pid in $(grep -lsF -- "$scratch/" /proc/[0-9]*/cmdline | cut -d/ -f3); do
         [[ $pid != "$$" ]] && kill -KILL "$pid" 2>/dev/null
     done
@@ -68,9 +68,9 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# phase NAME TIMEOUT_S COMMAND...: runs it in a process group of its own, its output also in a log.
-# Its last line `N passed, N failed` is added up; a phase that fails without one counts as one failure. Exit status 3, and a line that begins
-# with `skipped: `: this machine cannot run it.
+# phase NAME TIMEOUT_S COMMAND...: runs it in a process group of its own, and copies its output to a log. Its last line `N passed, N failed` is added
+# up; a phase that fails without one counts as one failure. Exit status 3, and a line that begins with `skipped: `, mean that this machine cannot run
+# it.
 phase() {
     local name=$1 limit_s=$2 log=$logs/$1.log left_s status line phase_passed=0 phase_failed=0 began=$SECONDS
     shift 2
@@ -93,7 +93,7 @@ phase() {
         summary+=("$(printf '%-28s %s' "$name" "$line")")
         return 0
     fi
-    # Words around the figures as cargo test, nextest and our scripts print them.
+    # The words around the figures, as cargo test, nextest and the project's scripts print them.
     line=$(tail -n 1 "$log")
     if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
         phase_passed=${BASH_REMATCH[1]}
@@ -112,26 +112,10 @@ phase() {
     failed=$((failed + phase_failed))
     local how=
     ((status == 124 || status == 137)) && how=", ended after $limit_s s"
-    # What nextest was told to try again (.config/nextest.toml), and which then passed.
+    # Tests that nextest repeated (.config/nextest.toml), and that then passed.
     how+=$(sed -nE 's/^ *FLAKY .*\] *(\([^)]*\) *)?(.*)/, flaky: \2/p' "$log" | sort -u | tr -d '\n')
     summary+=("$(printf '%-28s %5d passed %5d failed %5d s%s' "$name" "$phase_passed" "$phase_failed" $((SECONDS - began)) "$how")")
     ((phase_failed == 0))
-}
-
-cargo_tests() {
-    if command -v cargo-nextest >/dev/null; then
-        # More at once than there are processors: many wait for deadlines.
-        phase cargo-tests 1500 cargo nextest run --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --no-fail-fast --color never \
-            --test-threads $((2 * $(nproc)))
-        phase doc-tests 300 cargo test --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --doc --no-fail-fast
-    else
-        phase cargo-tests 1500 cargo test --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --no-fail-fast
-    fi
-}
-
-# The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
-model_check() {
-    phase model-check 900 cargo test -p cuttlefs-client --locked --features model-check --test page_model
 }
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
@@ -166,70 +150,40 @@ say "setup"
     echo "0 passed, 1 failed"
     exit 1
 }
-# After the set-up, which installs libraries.
+# After the set-up, which may install libraries.
 set_features
-if ! $suites_only; then
-    phase checks 900 scripts/check.sh
-    cargo_tests
-    model_check
-    # Asked for only: the sanitised build alone takes longer than everything else together.
-    if ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
-        phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
-    fi
-fi
-if [[ -z ${CUTTLEFS_SUITE_DIR:-} ]]; then
-    phase release-build 900 cargo build --release --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --bins --example keyed_relay
-    built=$?
-else
-    built=0
-fi
 
-links=(shm tcp)
-$quick && links=(shm)
-[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
-# Suites to run, in their order: `SUITE LINK LIMIT_S` each.
-jobs=()
-while read -r suite limit_s when links_of; do
-    [[ -n $suite ]] || continue
-    $quick && [[ $when != quick ]] && continue
-    ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
-    for link in "${links[@]}"; do
-        [[ -n $links_of && $link != "${links[0]}" ]] && continue
-        [[ $links_of == vm && -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
-        [[ $links_of == vm ]] && jobs+=("$suite vm $limit_s") || jobs+=("$suite $link $limit_s")
-    done
-done <<<"$all_suites"
-$quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
-
-# lane N: takes suites until there are none, in a directory of its own. What came of them is left in $logs/lane-N.
+# lane N: takes jobs until there are none, in a directory of its own. What came of them is left in $logs/lane-N.
 lane() {
-    local job suite link limit_s command
+    local job name limit_s command
     trap '[[ -n $child ]] && kill -TERM "$child" 2>/dev/null; exit 143' TERM
     scratch=$scratch/$1
-    mkdir -m 755 "$scratch"
+    mkdir -p -m 755 "$scratch"
     export CUTTLEFS_SUITE_TMP=$scratch
     passed=0 failed=0 skipped=0 summary=()
     while job=$(flock "$scratch/.." sed -i -e '1{w /dev/stdout' -e 'd}' "$scratch/../next") && [[ -n $job ]]; do
-        read -r suite link limit_s <<<"$job"
-        command=("scripts/suites/$suite.sh" "$link")
-        [[ $link == vm ]] && command=("scripts/vm/$suite-test.sh")
-        phase "$suite-$link" "$limit_s" "${command[@]}"
+        read -r name limit_s command <<<"$job"
+        # shellcheck disable=SC2086
+        phase "$name" "$limit_s" $command
         sweep
     done
     printf '%s\n' "$passed $failed $skipped" "${summary[@]}" >"$logs/lane-$1"
 }
 
-if ((built == 0 && ${#jobs[@]} > 0)); then
-    printf '%s\n' "${jobs[@]}" >"$scratch/next"
-    for number in $(seq "${CUTTLEFS_TEST_LANES:-3}"); do
+# side_by_side LANES JOB...: so many at a time. A job is `NAME LIMIT_S COMMAND...`, in words without spaces.
+side_by_side() {
+    local count=$1 number lane_passed lane_failed lane_skipped lane_summary
+    shift
+    printf '%s\n' "$@" >"$scratch/next"
+    for number in $(seq "$count"); do
         rm -f "$logs/lane-$number"
         lane "$number" &
         lanes+=($!)
     done
     wait "${lanes[@]}"
-    for number in $(seq ${#lanes[@]}); do
+    for number in $(seq "$count"); do
         if ! { read -r lane_passed lane_failed lane_skipped && mapfile -t lane_summary; } <"$logs/lane-$number"; then
-            lane_passed=0 lane_failed=1 lane_skipped=0 lane_summary=("lane $number ended before its suites did")
+            lane_passed=0 lane_failed=1 lane_skipped=0 lane_summary=("lane $number ended before its jobs did")
         fi
         passed=$((passed + lane_passed))
         failed=$((failed + lane_failed))
@@ -237,7 +191,53 @@ if ((built == 0 && ${#jobs[@]} > 0)); then
         summary+=("${lane_summary[@]}")
     done
     lanes=()
+}
+
+flags="--locked --color never"
+of_workspace="--workspace ${FEATURES[*]} --no-fail-fast"
+release_build="cargo build $flags --release --workspace ${FEATURES[*]} --bins --example keyed_relay"
+first=() jobs=() last=()
+if ! $suites_only; then
+    phase checks 900 scripts/check.sh
+    if command -v cargo-nextest >/dev/null; then
+        # More at once than there are processors: many wait for deadlines.
+        first+=("cargo-tests 1800 cargo nextest run $flags $of_workspace --test-threads $((2 * $(nproc)))")
+        last+=("doc-tests 600 cargo test $flags $of_workspace --doc")
+    else
+        first+=("cargo-tests 1800 cargo test $flags $of_workspace")
+    fi
+    # The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
+    jobs+=("model-check 1500 cargo test $flags -p cuttlefs-client --features model-check --test page_model")
 fi
+# Tests leave processors idle while they wait: the suites' programs are built then.
+[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] || first+=("release-build 1800 $release_build")
+((${#first[@]})) && side_by_side 2 "${first[@]}"
+built=0
+[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] || $release_build --quiet || built=1
+# Asked for only: the sanitised build alone takes longer than everything else together.
+if ! $suites_only && ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
+    phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
+fi
+
+links=(shm tcp)
+$quick && links=(shm)
+[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
+# The suites, in their order.
+while read -r suite limit_s when links_of; do
+    [[ -n $suite ]] || continue
+    $quick && [[ $when != quick ]] && continue
+    ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
+    for link in "${links[@]}"; do
+        [[ -n $links_of && $link != "${links[0]}" ]] && continue
+        [[ $links_of == vm && -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
+        command="scripts/suites/$suite.sh $link"
+        [[ $links_of == vm ]] && link=vm command=scripts/vm/$suite-test.sh
+        ((built == 0)) && jobs+=("$suite-$link $limit_s $command")
+    done
+done <<<"$all_suites"
+$quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
+jobs+=(${last[@]+"${last[@]}"})
+((${#jobs[@]})) && side_by_side "${CUTTLEFS_TEST_LANES:-3}" "${jobs[@]}"
 
 echo
 echo "---- summary ($SECONDS s)"

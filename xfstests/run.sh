@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs xfstests on cuttlefs: two servers on two new pools, the suite's mounts over one link, all of it gone afterwards.
+# Runs xfstests on cuttlefs: two servers on two new pools, the suite's mounts over one link; everything is removed afterwards.
 #
 #   xfstests/run.sh XFSTESTS-TREE [CHECK-ARGUMENT...]      default: -g quick -g auto
 #
 #   CUTTLEFS_LINK=shm|tcp|unix      the link (shm)
 #   CUTTLEFS_DURABILITY=fsync|ack   as `cuttlefsd serve --durability` (fsync)
 #   CUTTLEFS_XFSTESTS_SIZE=SIZE     of each of the two pools (12G, all of it allocated; 3G do for most tests)
-#   CUTTLEFS_XFSTESTS_RESULTS=DIR   what the suite leaves (target/xfstests)
+#   CUTTLEFS_XFSTESTS_RESULTS=DIR   the suite's results (target/xfstests)
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source "$here/../scripts/env.sh"
@@ -36,7 +36,7 @@ cleanup() {
         kill "$pid" 2>/dev/null
         wait "$pid" 2>/dev/null
     done
-    # Servers' logs are what a failed test is looked at with.
+    # The servers' logs help to analyse failed tests.
     mkdir -p "$results" && cp "$work"/*.log "$results/" 2>/dev/null
     [[ -n $helper ]] && rm -f "$helper"
     rm -rf --one-file-system "$work"
@@ -46,23 +46,23 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 mkdir "$work/test" "$work/scratch" "$work/bin"
 
-# mount(8) looks for helpers in /sbin only.
+# mount(8) looks for helpers only in /sbin.
 if [[ ! -e /sbin/mount.fuse.cuttlefs ]]; then
     helper=/sbin/mount.fuse.cuttlefs
     ln -s "$CUTTLEFS_BIN/cuttlefs" "$helper" || exit 1
 fi
-# The suite knows FUSE file systems as `fuse`, and asks df, which says `fuse.cuttlefs`.
+# The suite calls FUSE file systems `fuse`, but df reports `fuse.cuttlefs`.
 cat >"$work/bin/df" <<END
 #!/bin/sh
 $(type -P df) "\$@" | sed 's/ fuse\.cuttlefs / fuse           /'
 END
 chmod 755 "$work/bin/df"
 
-# Both servers take one key over tcp, so that mounts by mount(8) need no option of their own.
+# Both servers use one key over tcp, so that mounts by mount(8) need no option of their own.
 export CUTTLEFS_KEY=$work/key
 "$CUTTLEFS_BIN/cuttlefsd" key new "$CUTTLEFS_KEY" >/dev/null || die "cannot make a key"
 
-# serve NAME PORT: a server on a pool of its own; sets url_NAME.
+# serve NAME PORT: starts a server on a pool of its own; sets url_NAME.
 serve() {
     local name=$1 port=$2 url waited
     case $link in
@@ -90,7 +90,7 @@ serve scratch $((port + 1))
 # shellcheck disable=SC2154  # url_* are set by serve
 sed -e "s|@TEST_DEV@|$url_test|" -e "s|@SCRATCH_DEV@|$url_scratch|" -e "s|@WORK@|$work|" -e "s|@RESULTS@|$results|" \
     "$here/local.config.template" >"$work/local.config"
-# Every line needs a reason; check takes the names only.
+# Every line needs a reason; check gets only the names.
 while IFS= read -r line; do
     [[ -z $line || $line == \#* ]] && continue
     [[ $line =~ ^([a-z]+/[0-9]+)[[:space:]]+\#[[:space:]]*[^[:space:]] ]] || die "exclude: no reason in: $line"
@@ -98,7 +98,7 @@ while IFS= read -r line; do
 done <"$here/exclude" >"$work/exclude.names"
 
 cd "$tree" || exit 1
-# In a process group of its own and waited for: so a signal ends the tests, too.
+# In a process group of its own, and waited for: so a signal ends the tests, too.
 PATH="$work/bin:$PATH" HOST_OPTIONS="$work/local.config" setsid ./check -fuse -E "$work/exclude.names" "$@" &
 suite=$!
 wait "$suite"

@@ -4,8 +4,8 @@ use anyhow::Context;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Does something in a thread of its own; `None` if it takes longer than `limit`. The thread is left to itself then, and ends
-/// with the process at the latest.
+/// Runs `work` in a thread of its own. `None` if it takes longer than `limit`: then the thread goes on by itself, and ends with the process at the
+/// latest.
 ///
 /// # Errors
 /// No thread can be started.
@@ -17,7 +17,7 @@ pub fn within<T: Send + 'static>(
     std::thread::Builder::new()
         .name("deadline".to_owned())
         .spawn(move || {
-            // Nobody waits any more if it was late.
+            // If it was late nobody receives this.
             let _ = done.send(work());
         })
         .context("cannot start a thread")?;

@@ -1,14 +1,14 @@
 //! The cuttlefs client: a volume on a server, the FUSE edge in front of it, and the `cuttlefs` command.
 //!
-//! Each imports only those before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `read` <- `file` <- `fuse` <-
-//! `cli`; `tests/layers.rs` holds them to it. A read goes down that way: see `docs/ARCHITECTURE.md`.
+//! Each module imports only modules before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `read` <- `file` <- `fuse` <-
+//! `cli`. `tests/layers.rs` checks this. `docs/ARCHITECTURE.md` has the way of a read through them.
 
-// They panic where nobody reads; `say!` and `tell!` do not.
+// These macros panic if nobody reads the output; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 /// The `cuttlefs` command.
 pub mod cli;
-/// Questions that may never be answered.
+/// Calls that may never return.
 pub mod deadline;
 /// POSIX semantics without FUSE types.
 pub mod file;
@@ -17,6 +17,6 @@ pub mod fuse;
 mod read;
 #[cfg(feature = "model-check")]
 pub use read::model;
-/// What a mount is, and holds, at its server.
+/// A mount's session with its server.
 pub mod session;
 mod transport;

@@ -1,10 +1,9 @@
-//! Walks of clients that change one file and are away while its server dies and others go on: none, one, or several of them, for
-//! a moment, past the grace period, or past whole lives of the server. It dies between two operations, or with any event of one, of
-//! a recovery, or of what it does by itself, and the next one perhaps with one of its own. Behind each walk every byte must be what the
-//! operations leave in the order in which they were answered; only those whose client was told of a loss may be missing. Where answers
-//! are durable nobody is told of one.
+//! Walks of clients that change one file and are away while its server dies and other clients go on. None, one or several of them are away, for a
+//! moment, past the grace period, or past whole lives of the server. The server dies between two operations, or at any event of an operation, of a
+//! recovery, or of its own work; the next server may die so, too. After each walk every byte must be what the operations leave in the order of their
+//! answers. Only an operation whose client was told of a loss may be missing. Where answers are durable no client is told of a loss.
 //!
-//! A seed is all there is to a walk. `CUTTLEFS_ABSENCE_SEED=n` runs one, `CUTTLEFS_ABSENCE_SEEDS=n` so many.
+//! A walk depends on its seed only. `CUTTLEFS_ABSENCE_SEED=n` runs the walk of one seed, `CUTTLEFS_ABSENCE_SEEDS=n` the first n.
 
 mod world;
 
@@ -23,26 +22,26 @@ use world::{Crash, LEASE, World, WorldConfig, unsynced_bytes};
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 60;
-/// Longest file, about: a few pages, so that changes meet.
+/// The approximate length of the longest file: a few pages, so that changes meet.
 const LEN: u64 = 20_000;
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 
-/// What has been done, in the order of the answers.
+/// A change that was answered. The changes are kept in the order of their answers.
 #[derive(Debug)]
 struct Done {
     client: usize,
     start: u64,
     end: u64,
-    /// 0: zeros, or nothing.
+    /// The value of the changed bytes; 0 for zeros and for a cut.
     value: u8,
-    /// A sync has covered it.
+    /// Whether a sync has covered it.
     synced: bool,
-    /// A server died with it, and its client has not come back.
+    /// Whether a server died with it and its client has not come back since.
     pending: bool,
-    /// It is restored, if its client is not told otherwise.
+    /// Whether its client has come back and makes it again, unless the next fsync says otherwise.
     restored: bool,
-    /// Its client was told that something is lost.
+    /// Whether its client was told of a loss.
     may_be_missing: bool,
 }
 
@@ -52,9 +51,9 @@ struct Client {
     log: Handle,
     ino: InodeNo,
     is_away: bool,
-    /// A server has died, and it has not called since.
+    /// Whether a server has died since its last call.
     is_behind: bool,
-    /// Others have changed the file while it was behind.
+    /// Whether another client has changed the file while this one was behind.
     may_lose: bool,
 }
 
@@ -71,13 +70,13 @@ impl Client {
 
 struct Walk {
     seed: u64,
-    // Clients go before the world that their calls run.
+    // Dropped before the world, which their calls need.
     clients: Vec<Client>,
     world: World,
     random: SeededRandom,
     done: Vec<Done>,
     value: u8,
-    /// Deaths with an event that are known of.
+    /// The deaths at an event that the walk has noticed.
     deaths: usize,
     told: Vec<String>,
 }
@@ -93,7 +92,7 @@ impl Walk {
         let unsynced_bytes = unsynced_bytes(seed);
         let world = World::new(WorldConfig { deferred, durable_answers, restless, unsynced_bytes, ..config });
         let clients: Vec<_> = (0..2 + random.next_u64() % 3).map(|_| Client::new(&world)).collect();
-        // A power loss is not to take the file.
+        // A power loss must not remove the file.
         clients[0].volume.session().sync_all(&CALLER).expect("sync");
         Self { seed, clients, world, random, done: Vec::new(), value: 0, deaths: 0, told: Vec::new() }
     }
@@ -103,21 +102,21 @@ impl Walk {
     }
 
     fn place(&self) -> u64 {
-        // Often at page ends.
+        // Often near the ends of pages.
         match self.draw(3) {
             0 => 4096 * self.draw(5) + self.draw(3) * 100,
             _ => self.draw(LEN),
         }
     }
 
-    /// It comes back, if it was behind, with what it calls next.
+    /// The client makes a call; if it was behind, it comes back with it.
     fn calls(&mut self, client: usize) {
         let session = self.clients[client].volume.session();
         session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
         self.has_called(client);
     }
 
-    /// A call of this client was answered: it is not behind. Whatever died meanwhile, the answer came later.
+    /// A call of this client was answered, so the client is not behind. Deaths during the call came before the answer.
     fn has_called(&mut self, client: usize) {
         self.look_for_deaths();
         if std::mem::take(&mut self.clients[client].is_behind) {
@@ -177,14 +176,14 @@ impl Walk {
 
     fn has_died(&mut self) {
         self.done.iter_mut().filter(|done| !done.synced).for_each(|done| done.pending = true);
-        // Who misses two servers does not know what went over it in between.
+        // A client that misses two servers does not know which changes were made in between.
         for client in &mut self.clients {
             client.may_lose |= client.is_behind;
             client.is_behind = true;
         }
     }
 
-    /// The server is to die with an event to come, and the next one perhaps, too.
+    /// The server dies at a later event, and perhaps the next one, too.
     fn crash(&mut self) {
         let end = || {
             let kinds = Event::ALL;
@@ -233,7 +232,7 @@ impl Walk {
                 format!("{client} writes {value} to {start}..{}", start + len)
             }
             8..13 => {
-                // Where it goes is known as long as nobody dies meanwhile.
+                // No crash meanwhile, so that the offset of the append is known.
                 self.world.hold_crash(true);
                 let start = one.volume.get_attr(&CALLER, one.ino).expect("attr").size;
                 let written = one.volume.write(&CALLER, one.log, 0, &vec![value; len as usize]);
@@ -261,7 +260,7 @@ impl Walk {
         self.told.push(told);
     }
 
-    /// All come back and sync; then the file is what it must be, and stays so.
+    /// All clients come back and sync. Then every byte of the file must be one that it may be, also after a power loss.
     fn end(&mut self) -> usize {
         self.world.calm();
         for client in 0..self.clients.len() {

@@ -1,7 +1,7 @@
-//! Requests that are done, and whose server dies before it answers, while others change or remove what they were about: who asks again
-//! is told what he would have been told, and what he asked for is there once.
+//! Requests that take effect, but whose server dies before it answers, while other clients change or remove the file or name that the request is
+//! about. The client that sends its request again must get the first answer, and the request must take effect once.
 //!
-//! What that is, a twin of each world tells: the same seed, so the same inodes, times and counters, and nobody dies in it.
+//! A twin of each world shows the right answer: it has the same seed, so the same inodes, times and counters, and its server does not die.
 
 mod world;
 
@@ -27,10 +27,10 @@ use world::{Death, World, WorldConfig};
 const ROOT: InodeNo = InodeNo::ROOT;
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const RIGHTS: Rights = Rights { read: true, write: true };
-/// Of `f`, durable before anything is asked.
+/// The length of `f`. It is durable before the request is sent.
 const LEN: usize = 5_000;
 
-/// An answer.
+/// The parts of an answer that are compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     Done,
@@ -52,7 +52,7 @@ impl Told {
         }
     }
 
-    /// Without what is different when it is done by another server.
+    /// The answer without what differs if another server runs the request.
     fn blurred(&self) -> Self {
         let time = Timestamp::default();
         let blurred = |attr: &Attr| {
@@ -69,7 +69,8 @@ impl Told {
     }
 }
 
-/// What is there before anything is asked: `f` of `LEN` bytes, `source` of 3,000, `g` with an attribute, an empty directory `d`.
+/// The files before the request: `f` of `LEN` bytes, `source` of 3,000 bytes, `g` with an attribute, and an empty directory `d`. The keys are those
+/// of `f` and `source`, which are open.
 struct Site {
     f: InodeNo,
     g: InodeNo,
@@ -109,12 +110,12 @@ impl Site {
 
 type Others = fn(&RemoteVolume, &Site);
 
-/// A request, and what others do behind it.
+/// A request, and what other clients do after it took effect.
 struct Case {
     name: &'static str,
-    /// It changes contents: without durable answers it is durable, and known to be done, with the next write-back.
+    /// The request changes contents: without durable answers the next server knows that it was done only after a write-back.
     is_of_contents: bool,
-    /// `f` has bytes that are not durable.
+    /// `f` gets bytes that are not durable before the request.
     is_unsynced: bool,
     request: fn(&Site) -> Request<'static>,
     change: Others,
@@ -139,7 +140,7 @@ fn chmod_new(volume: &RemoteVolume, _: &Site) {
     volume.set_attr(&CALLER, ino, set).expect("chmod");
 }
 
-/// Also behind the end.
+/// Also writes beyond the end of `f`.
 fn write_f(volume: &RemoteVolume, site: &Site) {
     let file = volume.open(&CALLER, site.f, READ_WRITE).expect("open");
     for offset in [20, 1_500, 15_000] {
@@ -341,7 +342,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// What others do meanwhile.
+/// The action of another client between the lost message and the repeated request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
@@ -349,23 +350,23 @@ enum Meanwhile {
     Removed,
 }
 
-/// When they do it.
+/// The time of the other client's action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
-    /// Before its client is back at the next server.
+    /// Before the client of the request is back at the next server.
     Ahead,
-    /// When it is back, and before it asks again.
+    /// When that client is back, and before it sends its request again.
     Behind,
 }
 
-/// How a request is lost.
+/// Which message is lost, and how the server dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lost {
     cut: Cut,
     death: Death,
 }
 
-/// Everything that is found by a name.
+/// Everything in the root directory, by name: kind, mode, links, size, contents, attributes.
 type Seen = BTreeMap<Vec<u8>, (FileKind, u16, u32, u64, Vec<u8>, Vec<u8>)>;
 
 fn look(volume: &RemoteVolume) -> Seen {
@@ -397,7 +398,7 @@ fn look(volume: &RemoteVolume) -> Seen {
     names.iter().map(|name| (name.clone(), seen(name))).collect()
 }
 
-/// Asks for it. A filekey is good for one life of a server: it is opened anew each time it is asked again.
+/// Sends the request. A filekey is valid for one life of a server, so for each repetition the files are opened anew.
 fn ask(volume: &RemoteVolume, case: &Case, site: &Site) -> Result<(Told, Option<FileKey>), FsError> {
     let attempts = Cell::new(0);
     let build = || {
@@ -424,7 +425,7 @@ fn ask(volume: &RemoteVolume, case: &Case, site: &Site) -> Result<(Told, Option<
     })
 }
 
-/// What was opened is open, and what has no name gets one.
+/// Uses the opened file, to show that it is open. Gives a file without a name one.
 fn use_opened(volume: &RemoteVolume, told: &Told, key: Option<FileKey>) {
     let (Told::Opened(attr), Some(filekey)) = (told, key) else { return };
     let write =
@@ -444,7 +445,7 @@ fn others_do(case: &Case, meanwhile: Meanwhile) -> Others {
     }
 }
 
-/// What the request is answered, and what is there in the end. Without `lost` nobody dies.
+/// Returns the answer of the request, and the files in the end. Without `lost` the server does not die.
 fn run(
     config: WorldConfig,
     case: &Case,
@@ -500,7 +501,7 @@ fn configs(durable_answers: bool) -> [WorldConfig; 2] {
     })
 }
 
-/// Each case with everything that others may do, wherever what was done is known to be done by the next server.
+/// Runs each case with everything that another client may do, for all deaths after which the next server knows that the request was done.
 fn done_and_not_answered(durable_answers: bool) {
     for config in configs(durable_answers) {
         for case in cases() {
@@ -510,7 +511,7 @@ fn done_and_not_answered(durable_answers: bool) {
                 for death in [Death::Sudden, Death::WrittenBack].into_iter().chain(power) {
                     for when in [When::Ahead, When::Behind] {
                         let is_sudden = !durable_answers && death == Death::Sudden;
-                        // Others who do not wait for what is with its client only find less than there was.
+                        // The client has unsynced bytes of the file; another client that goes ahead finds the file without them.
                         let is_ahead = when == When::Ahead && meanwhile != Meanwhile::Nothing;
                         if is_sudden && (case.is_of_contents || case.is_unsynced && is_ahead) {
                             continue;
@@ -538,7 +539,7 @@ fn what_was_done_and_is_durable_is_answered_as_it_was() {
     done_and_not_answered(true);
 }
 
-/// Nor does the answer to the request before it stand for it.
+/// If the request did not take effect, it does when it is sent again, and the answer is not that of an earlier request.
 #[test]
 fn what_was_not_done_is_done() {
     for durable_answers in [false, true] {
@@ -561,7 +562,7 @@ fn what_was_not_done_is_done() {
     }
 }
 
-/// A request that is refused leaves no record, and is refused again.
+/// A refused request leaves no record, and is refused again.
 #[test]
 fn what_was_refused_is_refused() {
     for config in configs(true) {
@@ -576,8 +577,8 @@ fn make_refused() -> Request<'static> {
     Request::Make { parent: ROOT, name: b"d", node: NewNode::Directory, mode: 0o755 }
 }
 
-/// A session ends when its answer is on the way, and another request of the same client begins the next one before the answer is looked
-/// at. What that one had opened is closed; what the next one opens is open once.
+/// A session ends while its last answer is on the way, and another request of the same client begins a new session before the client looks at that
+/// answer. Files that the old session had open are closed; a file that the new session opens is open once.
 #[test]
 fn an_answer_that_comes_late_opens_nothing_of_a_session_that_is_over() {
     for config in configs(false) {
@@ -586,7 +587,7 @@ fn an_answer_that_comes_late_opens_nothing_of_a_session_that_is_over() {
         let free = one.stat_fs(&CALLER).expect("statfs");
         let (site, calls) = (world.clone(), one.clone());
         let late = move |_: &dyn Fn(Duration)| {
-            // As when its lease runs out; its connections still stand.
+            // As at the end of a lease: the session ends, and its connections stand.
             site.with_server(|server| {
                 let session = server.server().sessions.list().remove(0);
                 server.server().sessions.end(&session);

@@ -1,4 +1,4 @@
-//! Each fault of a tcp link by itself: everything happens once, and nobody sees an error.
+//! Each fault of a tcp link by itself: every request takes effect once, and no client sees an error.
 
 mod chaos;
 mod serving;
@@ -21,7 +21,7 @@ const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const ROOT: InodeNo = InodeNo::ROOT;
 const APPEND: OpenHow = OpenHow { append: true, ..OpenHow::READ_WRITE };
 
-/// A server, a client, and a link between them that is good until told otherwise.
+/// A server, a client, and a link between them that has no faults at first.
 struct Site {
     volume: RemoteVolume,
     link: BadLink,
@@ -63,12 +63,12 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|index| (index as u64 * 31 + seed * 7 + (index as u64 >> 9)) as u8).collect()
 }
 
-/// Every kind of change, whose second run would say that the first was there; `rounds` of them.
+/// Makes every kind of change, `rounds` times. A second run of any change would fail, or would show in the file.
 fn work(volume: &RemoteVolume, rounds: u64) {
     let (attr, file) = volume.create(&CALLER, ROOT, b"log", 0o644, true, APPEND).expect("create");
     let mut expected = Vec::new();
     for round in 0..rounds {
-        // Inline, and large enough to be pulled.
+        // A short write goes inline; the server pulls a long one.
         for len in [10, 40_000] {
             let bytes = pattern(round + len as u64, len);
             assert_eq!(volume.write(&CALLER, file.handle, 0, &bytes), Ok(len as u32));
@@ -102,8 +102,8 @@ fn each_fault_by_itself() {
     }
 }
 
-/// Nobody cuts the connection, and nobody's patience ends: the test ends because the checksums are looked at, the header's
-/// before its length is believed.
+/// The link does not cut the connection, and the client's patience lasts longer than the test. So the test ends only if damage is noticed by
+/// checksums, in the header before its length is used.
 #[test]
 fn damage_is_noticed_at_once() {
     for fault in [Fault::Corrupt, Fault::CorruptHeader] {

@@ -1,4 +1,4 @@
-//! Bits that rot below a real server: an error for just that page, found by the scrub and by fsck, never wrong bytes.
+//! Bits that rot on the disk below a real server: a read of that page is an error, the scrub and fsck find the page, and no read returns wrong bytes.
 
 mod serving;
 
@@ -40,7 +40,7 @@ fn read(volume: &RemoteVolume, handle: Handle, page: usize, pages: usize) -> Res
     Ok(bytes)
 }
 
-/// The NIC's thread lets go of a stopped server's files a moment later.
+/// Runs fsck. Tries again for a while: the NIC's thread holds a stopped server's files for a moment longer.
 fn check(directory: &Path, repair: bool) -> Report {
     let options = FsckOptions {
         pool: directory.join("pool"),
@@ -58,7 +58,7 @@ fn check(directory: &Path, repair: bool) -> Report {
     panic!("the pool stays in use");
 }
 
-/// Flips a bit of a page.
+/// Flips a random bit of a page in the pool's data file.
 fn rot(pool: &Path, page: PoolPage, random: &SeededRandom) {
     let data = std::fs::OpenOptions::new().read(true).write(true).open(pool.join("data")).expect("open");
     let at = DATA_START + page.byte_offset() + random.next_u64() % PAGE as u64;
@@ -87,7 +87,7 @@ fn a_rotten_page_is_an_error_and_its_neighbours_are_not() {
             volume.create(&CALLER, InodeNo::ROOT, b"file", 0o644, true, READ_WRITE).expect("create");
         let bytes: Vec<u8> = (0..PAGES * PAGE).map(|at| (at / 77) as u8 ^ seed as u8).collect();
         volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
-        // Overwritten in place: that is what marks are for.
+        // Write again after a sync, so that pages are overwritten in place, which is what marks are for.
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
         volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
         volume.release(file.handle);
@@ -128,7 +128,7 @@ fn a_rotten_page_is_an_error_and_its_neighbours_are_not() {
         }
         let from = bad.saturating_sub(5);
         assert!(read(&volume, file, from, 10.min(PAGES - from)).is_err(), "{policy}: a range with it");
-        // A part of it can be neither changed nor read; all of it can be written.
+        // A part of the rotten page can be neither changed nor read, but the whole page can be written.
         assert!(volume.write(&CALLER, file, (bad * PAGE) as u64 + 5, b"part").is_err(), "{policy}");
         let counts = running.server().files.pages().figures().counts;
         assert!(counts.rotten_pages >= 2, "{policy}: {counts:?}");
@@ -157,7 +157,7 @@ fn what_the_scrub_found_is_known_after_a_restart() {
     serving::make_pool(&format, [3; 16]);
     let figures = |running: &RunningServer| *running.server().integrity.scrub.lock();
     let (running, volume) = serve(directory.path(), RegionPolicy::default());
-    // A second after the start.
+    // The scrub begins a second after the start.
     let is_done = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(50));
         figures(&running).last.is_some()

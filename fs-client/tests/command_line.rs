@@ -1,10 +1,9 @@
 //! The `cuttlefs` command, end to end: real processes and real mounts, over an in-memory volume.
 //!
-//! This program is three things: the tests; with `CUTTLEFS_TEST_COMMAND` in its environment the command itself, with
-//! a backend that needs no server, so that detached processes are this program again; and with the arguments of
-//! `cuttlefsd` a server that does nothing but start and stop.
+//! This program has three parts: the tests; the command itself, if `CUTTLEFS_TEST_COMMAND` is set in its environment, with a backend that needs no
+//! server, so that detached processes are this program again; and, with the arguments of `cuttlefsd`, a server that only starts and stops.
 
-// Each test program uses a part of it.
+// Each test program uses a part of this module.
 #[allow(dead_code)]
 mod memory_volume;
 
@@ -24,9 +23,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const COMMAND_VARIABLE: &str = "CUTTLEFS_TEST_COMMAND";
-/// Makes the server die instead of start.
+/// If this is set, the server fails to start.
 const DIES_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_DIES";
-/// Makes every mount one whose server is away and has not taken all changes.
+/// If this is set, the server of every mount is away and has not taken all changes.
 const STRANDS_VARIABLE: &str = "CUTTLEFS_TEST_MOUNT_STRANDS";
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -148,11 +147,11 @@ const TESTS: &[Test] = &[
     ("down_stops_what_a_killed_mount_left", down_stops_what_a_killed_mount_left),
 ];
 
-/// As test programs are called, by cargo and by nextest: a filter or none, and options.
+/// Runs the tests of an optional filter, with the options of cargo and nextest for test programs.
 fn run_tests(arguments: &[std::ffi::OsString]) -> ExitCode {
     let has = |option: &str| arguments.iter().any(|argument| argument == option);
     if has("--ignored") {
-        // None is.
+        // No test is ignored.
         return ExitCode::SUCCESS;
     }
     if has("--list") {
@@ -181,7 +180,7 @@ fn run_tests(arguments: &[std::ffi::OsString]) -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// A directory with a mount point and a pool in it; whatever is mounted goes at the end.
+/// A directory with a mount point and a pool. Dropping it unmounts the mount point.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -272,7 +271,7 @@ fn state_in(file: &Path) -> Option<serde_json::Value> {
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }
 
-/// What is written down for a mount.
+/// The file in which the state of a mount is written down.
 fn state_file(mountpoint: &str) -> PathBuf {
     let states = std::fs::read_dir("/run/cuttlefs").expect("runtime directory");
     let mut paths = states.flatten().map(|entry| entry.path());
@@ -332,7 +331,7 @@ fn mount_and_umount() {
     assert!(fails(&["umount", mnt]).contains("nothing is mounted"));
     assert!(fails(&["status", mnt]).contains("not in a cuttlefs mount"));
 
-    // Forced off while in use.
+    // An unmount by force while a file is open.
     succeeds(&["mount", "tcp://memory:1", mnt]);
     let pid = mount_pid(mnt);
     let file = std::fs::File::create(place.mnt().join("f")).expect("create");
@@ -362,7 +361,7 @@ fn a_dead_mount_is_mounted_again() {
     let pid = mount_pid(mnt);
     signal(pid, rustix::process::Signal::KILL);
     eventually("the death", || !runs(pid));
-    // A request that is under way as it dies is broken off: then it is ECONNABORTED, once.
+    // A request that is under way at the death fails with ECONNABORTED, once.
     let error = || std::fs::metadata(mnt).expect_err("dead").raw_os_error();
     eventually("that nobody is behind it", || error() == Some(libc::ENOTCONN));
     succeeds(&["mount", "tcp://memory:1", mnt]);
@@ -370,7 +369,7 @@ fn a_dead_mount_is_mounted_again() {
     succeeds(&["umount", mnt]);
 }
 
-/// The process of a mount that is gone takes its time to end, and must not take the next one for itself.
+/// The process of an unmounted mount takes time to end, and must not take the next mount for its own.
 fn a_place_is_mounted_again_at_once() {
     let place = Place::new();
     let mnt = &place.mnt_text();
@@ -394,7 +393,7 @@ fn a_mount_that_hangs_is_forced_off() {
     let pid = mount_pid(mnt);
     let file = place.mnt().join("f");
     std::fs::write(&file, "never read").expect("write");
-    // More readers than the mount has threads, so that nothing at all is answered any more.
+    // More readers than the mount has threads, so that the mount answers no request any more.
     let readers: Vec<_> = (0..20)
         .map(|_| {
             let file = file.clone();
@@ -411,7 +410,7 @@ fn a_mount_that_hangs_is_forced_off() {
     }
 }
 
-/// It is found in `PATH`, gets what comes behind `bench`, and its exit code counts.
+/// The command looks for `cuttlefs-bench` in `PATH`, passes on the arguments after `bench`, and returns its exit code.
 fn benchmarks_are_another_program() {
     let directory = tempfile::tempdir().expect("directory");
     let program = directory.path().join("cuttlefs-bench");
@@ -429,7 +428,7 @@ fn benchmarks_are_another_program() {
     }
 }
 
-/// As at a machine's shutdown: umount(8) looks at the root and its space. So do df and many others, again and again.
+/// umount(8), which a machine's shutdown runs, looks at the root directory and at the free space. So do df and many others, again and again.
 fn umount_8_does_not_wait_for_the_server() {
     let place = Place::new();
     let mnt = &place.mnt_text();
@@ -447,10 +446,10 @@ fn umount_8_does_not_wait_for_the_server() {
         let free: u64 = run("stat", &["-f", "-c", "%f", mnt]).parse().expect("a number");
         assert!(free > 0);
     }
-    // Below it nothing is made up. The first question was answered still.
+    // Only the root is answered so. The first lookup below it was still answered by the server.
     assert!(!place.mnt().join("f").exists());
     let mut deeper = Command::new("stat").arg(place.mnt().join("g")).spawn().expect("spawn");
-    // More than there are threads for.
+    // More requests than the mount has threads.
     let looks: Vec<_> = (0..40)
         .map(|_| Command::new("stat").arg(mnt).stdout(Stdio::null()).spawn().expect("spawn"))
         .collect();
@@ -465,7 +464,7 @@ fn umount_8_does_not_wait_for_the_server() {
     eventually("the end of the mount's process", || !runs(pid));
 }
 
-/// Its process is stopped: whoever asks the kernel what is there waits until it goes on.
+/// The mount's process is stopped: whoever asks the kernel about the mount waits until the process goes on.
 fn a_hanging_mount_hangs_no_command() {
     let place = Place::new();
     let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
@@ -480,7 +479,7 @@ fn a_hanging_mount_hangs_no_command() {
     assert!(inside.contains("does not answer"), "{inside}");
     fails_in_time(&["down", mnt]);
     assert!(in_time(&["status", &deep]).0.status.success(), "a path in the mount is that of its server");
-    // Somebody else's mount, of whose process nothing is written down.
+    // Without the state file this is like another user's mount, of whose process nothing is written down.
     let state = std::fs::read_dir("/run/cuttlefs").expect("runtime directory").flatten().find(|entry| {
         entry.path().extension().is_some_and(|extension| extension == "json")
             && std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(&format!("\"{mnt}\"")))
@@ -494,7 +493,7 @@ fn a_hanging_mount_hangs_no_command() {
     eventually("the end of the mount's process", || !runs(pid));
 }
 
-/// Ends a command that hangs; its output and what it said as text.
+/// Runs a command, and kills it if it hangs. Returns its output, and its standard error as text.
 #[track_caller]
 fn in_time(arguments: &[&str]) -> (Output, String) {
     ended_in_time(command(arguments))
@@ -546,7 +545,7 @@ fn unsynced_changes_are_not_thrown_away_silently() {
     assert!(said.contains("throwing away 5 unsynced bytes in 2 files"), "{said}");
     assert!(!place.is_mounted() && !runs(pid));
 
-    // What `up` started says how its server is started again.
+    // A mount of `up` says how to start its server again.
     let up = command(&["up", mnt, "--pool", pool]).env(STRANDS_VARIABLE, "1").output().expect("run");
     assert!(up.status.success(), "{up:?}");
     let refused = fails(&["down", mnt]);
@@ -556,7 +555,7 @@ fn unsynced_changes_are_not_thrown_away_silently() {
     assert!(said.contains("throwing away") && !place.is_mounted(), "{said}");
 }
 
-/// What umount(8) and a signal do cannot be refused.
+/// An unmount by umount(8), or by a second signal, cannot be refused.
 fn a_mount_that_ends_says_what_is_lost() {
     let place = Place::new();
     let mnt = &place.mnt_text();
@@ -566,7 +565,7 @@ fn a_mount_that_ends_says_what_is_lost() {
         eventually("the mount", || place.is_mounted());
         child
     };
-    // Ctrl-C asks first; the second one means it.
+    // The first Ctrl-C is refused; the second one ends the mount.
     let mut child = foreground();
     let pid = child.id() as i32;
     signal(pid, rustix::process::Signal::INT);
@@ -576,7 +575,7 @@ fn a_mount_that_ends_says_what_is_lost() {
     let output = child.wait_with_output().expect("wait");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("would be lost"), "{said}");
-    // umount(8): its process waits, until it is told not to.
+    // After umount(8) the process waits for the server until a signal ends it.
     let child = foreground();
     let pid = child.id() as i32;
     rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
@@ -588,7 +587,7 @@ fn a_mount_that_ends_says_what_is_lost() {
     assert!(began.elapsed() < LIMIT, "and not any more");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("5 unsynced bytes in 2 files are lost"), "{said}");
-    // Or it fails in the end.
+    // Without a signal it gives up in the end.
     let child = foreground();
     rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
     let output = child.wait_with_output().expect("wait");
@@ -606,7 +605,7 @@ fn foreground_ends_by_ctrl_c() {
     assert!(child.wait().expect("wait").success());
     assert!(!place.is_mounted());
 
-    // Busy: the first signal says so, the second forces.
+    // While the mount is busy the first signal is refused, and the second one forces the unmount.
     let mut child = command(&["mount", "tcp://memory:1", mnt, "--foreground"]).spawn().expect("spawn");
     eventually("the mount", || place.is_mounted());
     let open = std::fs::File::create(place.mnt().join("f")).expect("create");
@@ -627,7 +626,7 @@ fn mount_8_calls_the_helper() {
     let call = |arguments: &[&str]| {
         Command::new(&helper).args(arguments).env(COMMAND_VARIABLE, "1").output().expect("run")
     };
-    // As mount(8) does: SPEC DIR [-sfnv] [-N namespace] [-o options] [-t type.subtype].
+    // The arguments of mount(8): SPEC DIR [-sfnv] [-N namespace] [-o options] [-t type.subtype].
     let options = "rw,noatime,_netdev,x-systemd.automount";
     assert!(call(&["tcp://memory:1", mnt, "-f", "-o", options]).status.success());
     assert!(!place.is_mounted(), "fake");
@@ -635,11 +634,11 @@ fn mount_8_calls_the_helper() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(place.is_mounted());
     succeeds(&["umount", mnt]);
-    // mount(8) is silent when it worked.
+    // mount(8) prints nothing if it worked.
     let output = call(&["tcp://memory:1", mnt, "-o", options]);
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     succeeds(&["umount", mnt]);
-    // As mount.fuse3 does, which knows the command's name only.
+    // mount.fuse3 knows only the name of the command.
     let by_libfuse = ["tcp://memory:1", mnt, "-o", "rw,dev,suid,noatime"];
     succeeds(&by_libfuse);
     assert!(place.is_mounted());
@@ -648,7 +647,7 @@ fn mount_8_calls_the_helper() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("tcp://HOST:PORT"));
 }
 
-/// At boot the server may come later than the mount, and there is one attempt.
+/// At boot the server may start after the mount, and mount(8) tries only once.
 fn mount_8_waits_for_the_server() {
     let place = Place::new();
     let mnt = &place.mnt_text();
@@ -666,13 +665,13 @@ fn mount_8_waits_for_the_server() {
     assert!(said.contains("waiting up to 30 s") && said.contains("no such socket"), "{said}");
     succeeds(&["umount", mnt]);
     std::fs::remove_file(&socket).expect("remove");
-    // As long as it says, and no longer; a refusal is not asked again.
+    // The helper waits as long as the options say; after a refusal it does not try again.
     let gone = fails(&["mount-helper", &source, mnt, "-o", "retry=0"]);
     assert!(gone.contains("no such socket") && !gone.contains("waiting"), "{gone}");
     let gone = fails(&["mount", &source, mnt, "-o", "retry=0.5"]);
     assert!(gone.contains("waiting") && gone.contains("no such socket"), "{gone}");
     assert!(!fails(&["mount-helper", "tcp://refuses:1", mnt]).contains("waiting"));
-    // Whoever is not waited for any more does not mount behind.
+    // A helper that was killed while it waited must not mount later.
     let mut by_mount = command(&["mount-helper", &source, mnt]);
     let mut child = by_mount.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("spawn");
     let mut line = String::new();
@@ -697,7 +696,7 @@ fn a_remount_changes_flags() {
     let open = std::fs::File::create(&file).expect("create");
     assert!(fails(&["mount", "tcp://memory:1", mnt, "-o", "remount,ro"]).contains("open for writing"));
     drop(open);
-    // The kernel hears of a close after close(2) has returned.
+    // The kernel sends a close after close(2) has returned, so the remount may be refused for a moment.
     let given = "rw,user_id=0,group_id=0,default_permissions,allow_other,attr_cache=9,remount,ro";
     let remount = ["tcp://memory:1", mnt, "-o", given];
     eventually("the remount", || output(&remount).status.success());
@@ -709,7 +708,7 @@ fn a_remount_changes_flags() {
     std::fs::write(&file, "x").expect("write");
     assert!(options().starts_with("rw,nosuid,nodev"), "{}", options());
     succeeds(&["umount", mnt]);
-    // What was asked for once stays.
+    // The options of the mount stay in force after a remount.
     succeeds(&["mount", "tcp://memory:1", mnt, "-o", "suid,dev"]);
     succeeds(&["mount", "tcp://memory:1", mnt, "-o", "remount,ro"]);
     assert!(options().starts_with("ro") && !options().contains("no"), "{}", options());
@@ -720,7 +719,7 @@ fn status_while_the_server_is_away() {
     let place = Place::new();
     let mnt = &place.mnt_text();
     succeeds(&["mount", "tcp://leaves:1", mnt]);
-    // A mount has two seconds to tell its figures, which a machine that stands still can take.
+    // A mount has two seconds to return its figures, which it can miss on a machine that stands still for a while.
     let mut json = serde_json::Value::Null;
     eventually("the figures", || {
         let output = output(&["status", mnt, "--json"]);
@@ -731,7 +730,7 @@ fn status_while_the_server_is_away() {
         json["mount"]["error"].is_null()
     });
     assert_eq!(json["mount"]["onesided_reads"], 3, "{json}");
-    // A mount whose process died has no figures. A process lets go of its files before it is dead.
+    // A mount whose process has died has no figures. A dying process closes its files before it is dead.
     signal(mount_pid(mnt), rustix::process::Signal::KILL);
     let mut dead = String::new();
     eventually("the death", || {
@@ -762,7 +761,7 @@ fn up_and_down() {
     assert!(succeeds(&["status", mnt]).contains("version     test"), "by the mount's source");
     let twice = fails(&["up", mnt, "--pool", pool]);
     assert!(twice.contains("is up at") && twice.contains(&format!("cuttlefs down {mnt}")), "{twice}");
-    // The same pool at another place: the server that answers is not the one that would be started.
+    // The same pool at another mount point: the server that answers is not the one that would be started.
     let other = place.dir.path().join("other");
     let refused = fails(&["up", other.to_str().expect("UTF-8"), "--pool", pool]);
     let server = place.server_pid();
@@ -781,7 +780,7 @@ fn up_and_down() {
     assert!(!place.is_mounted() && !runs(server) && !runs(mount));
     assert!(place.pool().join("stopped").exists(), "asked, not killed");
 
-    // Again, on the pool that is there; and a plain umount(8) ends it all too.
+    // `up` once more, on the existing pool. A plain umount(8) ends everything, too.
     let other_size = fails(&["up", mnt, "--pool", pool, "--size", "128M"]);
     assert!(other_size.contains("has 64M, and --size says 128M"), "{other_size}");
     let text = succeeds(&["up", mnt, "--pool", pool, "--size", "64M"]);
@@ -812,7 +811,7 @@ fn up_starts_a_server_that_died_again() {
         let server = place.server_pid();
         signal(server, rustix::process::Signal::KILL);
         eventually("the death", || !runs(server));
-        // Nobody answers there any more; the real one's socket says so by itself.
+        // Nothing answers at this socket any more. The socket of a real server would refuse connections.
         let state = state_in(&state_file(mnt)).expect("a state");
         let socket = state["source"].as_str().expect("text").strip_prefix("shm://").expect("shm");
         std::fs::remove_file(socket).expect("socket");
@@ -836,13 +835,13 @@ fn up_starts_a_server_that_died_again() {
     assert!(!place.is_mounted() && !runs(server) && !runs(mount));
     assert!(place.pool().join("stopped").exists(), "asked, not killed");
 
-    // Whoever else ends the mount ends that server, too.
+    // If the mount ends in another way, the new server ends, too.
     succeeds(&["up", mnt, "--pool", pool]);
     let mount = mount_pid(mnt);
     signal(place.server_pid(), rustix::process::Signal::STOP);
     assert!(fails(&["up", mnt, "--pool", pool]).contains("is up at"), "a server that hangs has not died");
     let killed = kill_server();
-    // The pool is written down; nobody need be in the same directory as before.
+    // The pool is written down, so `up` need not be told.
     succeeds(&["up", mnt]);
     let server = place.server_pid();
     assert!(server != killed && mount_pid(mnt) == mount);
@@ -869,7 +868,7 @@ fn down_stops_what_a_killed_mount_left() {
     signal(mount, rustix::process::Signal::KILL);
     eventually("the death", || !runs(mount));
     assert!(runs(server));
-    // Its threads end one by one: until the last has, the mount seems to be alive.
+    // The threads of the mount's process end one by one, and until the last has ended the mount seems to be alive.
     eventually("the word of the server that is left", || {
         fails(&["up", mnt, "--pool", pool]).contains("earlier `up` still runs")
     });

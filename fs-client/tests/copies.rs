@@ -1,4 +1,4 @@
-//! Copies within a server, in one thread: each is done once and whole whatever is lost meanwhile, and over what came before it.
+//! Copies within a server, in one thread: each takes effect once and completely whatever is lost meanwhile, and replaces what came before it.
 
 mod world;
 
@@ -19,7 +19,7 @@ use world::{Crash, Death, World};
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const ROOT: InodeNo = InodeNo::ROOT;
 
-/// A copy behind its own source's end makes the file longer, so that the same copy again would find more to copy.
+/// A copy to a place beyond the end of its own source makes the file longer, so a second run of the copy would find more to copy.
 #[test]
 fn a_short_copy_within_a_file_is_as_short_the_second_time() {
     each_kind(|world| {
@@ -46,10 +46,11 @@ fn a_short_copy_within_a_file_is_as_short_the_second_time() {
     });
 }
 
-/// More than one request carries: the server copies it, in five pieces.
+/// More than one request carries: the server copies it in five pieces.
 const LARGE: usize = 1_200_000;
 
-/// As any change that is no write(2) of who had it open before: the kernel of a FUSE file system does not look.
+/// The marks forbid a copy like any other change except a write(2) through a descriptor that was open before. The kernel of a FUSE file system does
+/// not check this.
 #[test]
 fn nothing_is_copied_to_a_file_that_may_not_change() {
     each_kind(|world| {
@@ -72,7 +73,7 @@ fn nothing_is_copied_to_a_file_that_may_not_change() {
     });
 }
 
-/// What a client copied is there behind a kill, as everything is that was answered to it; and an fsync says so.
+/// A copy that was answered is there after a kill, as every answered change, and fsync says so.
 #[test]
 fn a_copy_is_not_lost_with_a_killed_server() {
     each_kind(|world| {
@@ -98,7 +99,7 @@ fn a_copy_is_not_lost_with_a_killed_server() {
     });
 }
 
-/// Two files, or one twice, with `len` bytes to copy at the start of the source and room for them in the target.
+/// A source with `len` bytes at its start, and a target with room for them: two files, or one file (`within`).
 struct Copied {
     source: Handle,
     target: Handle,
@@ -140,7 +141,7 @@ fn open(volume: &RemoteVolume, name: &[u8]) -> Handle {
     volume.open(&CALLER, ino, READ_WRITE).expect("open").handle
 }
 
-/// The deaths behind which what was done and not answered is there.
+/// The deaths after which a change is there that was done and not answered.
 fn deaths_that_keep_what_was_done(world: &World) -> &'static [Death] {
     if world.answers_are_durable() {
         &[Death::Sudden, Death::WrittenBack, Death::PowerLost]
@@ -149,8 +150,8 @@ fn deaths_that_keep_what_was_done(world: &World) -> &'static [Death] {
     }
 }
 
-/// What others write over a copy that was done stays, although who copied asks again; what they write to its source does not
-/// come to the target.
+/// Another client's writes to the target of a finished copy stay although the copying client asks again. Its writes to the source do not reach the
+/// target.
 #[test]
 fn a_copy_that_was_done_is_not_done_again() {
     each_kind(|world| {
@@ -162,7 +163,7 @@ fn a_copy_that_was_done_is_not_done_again() {
                 let copy = Copied::new(&volume, len, within);
                 let to_offset = copy.to_offset;
                 let [source, target] = [b"source", copy.target_name()].map(|name| open(&other, name));
-                // The source's length is looked at before.
+                // The first reply is that of a request for the source's length.
                 world.kill_after(Cut::Reply, 1, *death);
                 let ahead = other.clone();
                 world.behind_death(move || {
@@ -184,7 +185,7 @@ fn a_copy_that_was_done_is_not_done_again() {
     });
 }
 
-/// What was written before, and no sync covered, is written again when the server was killed; not over a copy that was there.
+/// When the server was killed, the client makes unsynced writes from before the copy again; they must not replace the copied bytes.
 #[test]
 fn a_copy_is_not_lost_under_an_older_write() {
     each_kind(|world| {
@@ -204,7 +205,7 @@ fn a_copy_is_not_lost_under_an_older_write() {
                 let zeros = Allocate::ZeroRange { keep_size: false };
                 volume.allocate(&CALLER, copy.target, copy.to_offset + 6_000, 200, zeros).expect("zero");
                 if !answered {
-                    // The source's length is looked at before.
+                    // The first reply is that of a request for the source's length.
                     world.kill_after(Cut::Reply, 1, *death);
                 }
                 assert_eq!(copy.copy(&volume, 10_000), Ok(10_000), "{death:?}");
@@ -230,7 +231,7 @@ fn a_copy_is_not_lost_under_an_older_write() {
     });
 }
 
-/// A copy that ends early learns of it when its bytes are there already.
+/// A copy that runs out of space finds that out when a part of its bytes is already in the target.
 #[test]
 fn a_copy_that_ran_out_of_space_is_not_done_again() {
     each_kind(|world| {
@@ -264,8 +265,8 @@ fn a_copy_that_ran_out_of_space_is_not_done_again() {
     });
 }
 
-/// Between two pieces nothing says that a copy was done, and what no sync covered is gone: all of it is done again. When it is answered
-/// it is there, whatever dies from then on.
+/// Between two pieces no record says that the copy was done, and unsynced pieces are lost with the server: the client then copies everything again.
+/// Once the copy is answered it is there, whatever dies later.
 #[test]
 fn a_copy_of_several_pieces_is_whole_whenever_the_server_dies() {
     each_kind(|world| {

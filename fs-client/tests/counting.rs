@@ -1,5 +1,5 @@
-//! One-sided reads, counted by clients and pulled by the server: what is only read one-sidedly is known to be hot, also
-//! to the next server, and who counts wrong harms nobody.
+//! Counts of one-sided reads, which clients keep and the server pulls. The server, and the next server too, learns which pages are hot although they
+//! are read one-sidedly only, and a client that counts wrong harms nobody.
 
 mod running;
 
@@ -45,7 +45,7 @@ fn counted(site: &Site) -> u64 {
     site.files().pages().figures().counts.counted
 }
 
-/// Pages of the hot file that are in frames. Looks as a NIC would and disturbs nothing.
+/// How many pages of the hot file are in frames. Reads the bitmap as a NIC would, and changes nothing.
 fn resident(site: &Site, ino: InodeNo) -> u32 {
     let looking = RegionOwner(u64::MAX / 2);
     let opened = site.files().open(looking, ino, Rights { read: true, write: false }).expect("open");
@@ -55,14 +55,14 @@ fn resident(site: &Site, ino: InodeNo) -> u32 {
     bitmap.iter().map(|byte| byte.count_ones()).sum()
 }
 
-/// What a server of `running` asks its clients for.
+/// The length of the counters that a server of `running` requests from its clients.
 fn counters_len() -> u32 {
     let shape = CountersShape::of(&Sampling { unit_pages: 16, period_ms: 50 }).expect("a shape");
     shape.len_bytes() as u32
 }
 
-/// A hot set that is read one-sidedly only, and another client's scans. Returns how many scans it took until most of
-/// the hot set was on SSD, or, if so many are given, how much was resident at the worst moment during them.
+/// One client reads a hot set one-sidedly, while another client scans a file. Without `scans`: returns after how many scans most of the hot set was
+/// on SSD. With `scans`: does that many, and returns the smallest number of hot pages that were in frames.
 fn scanned(scheme: &str, counting: bool, scans: Option<u32>) -> u32 {
     let site = site();
     let (reader, scanner) = (site.connect(scheme, 2, counting), site.connect("tcp", 2, false));
@@ -84,12 +84,12 @@ fn scanned(scheme: &str, counting: bool, scans: Option<u32>) -> u32 {
             None => assert!(rounds < 2000, "uncounted, and {least} pages are resident after {rounds} scans"),
             Some(scans) if rounds >= scans => break least,
             Some(_) => {
-                // Goes on being read, one-sidedly, as often as the scan's pages all together.
+                // Read the hot set one-sidedly, about as often as the pages of a scan together.
                 (0..20).for_each(|_| read_through(&reader, hot, HOT_PAGES));
             }
         }
         if !counting {
-            // What is resident is read one-sidedly, which nobody hears of.
+            // The server does not notice one-sided reads of resident pages.
             assert_eq!(counted(&site), 0);
         }
     };
@@ -116,7 +116,7 @@ fn what_is_read_one_sidedly_stays_over_shared_memory() {
     what_is_read_one_sidedly_stays("shm");
 }
 
-/// As over RDMA hardware: the server's tables and frames are READ, and its counters, too.
+/// As over RDMA hardware: the client READs the server's tables and frames, and the server READs the client's counters.
 #[test]
 fn what_is_read_one_sidedly_stays_where_the_servers_tables_are_read() {
     what_is_read_one_sidedly_stays("tables");
@@ -145,13 +145,41 @@ fn counters_are_shared_with_each_next_server() {
     site.check();
 }
 
+/// As most programs read: a file is closed long before the server pulls the counts.
+#[test]
+fn reads_of_files_that_are_closed_before_the_pull_are_heard_of() {
+    const PAGES: u64 = 8;
+    let site = site();
+    for link in ["tcp", "shm", "tables"] {
+        let client = site.connect(link, 2, true);
+        let (ino, handle) = make(&client, &format!("file-{link}"), PAGES);
+        until("the client's counts are pulled", || {
+            let before = counted(&site);
+            read_through(&client, handle, PAGES);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            counted(&site) > before
+        });
+        client.release(handle);
+        for _ in 0..20 {
+            let (before, reads) = (counted(&site), figure(&client, "onesided_reads"));
+            let opened = client.open(&CALLER, ino, READ_WRITE).expect("open");
+            read_through(&client, opened.handle, PAGES);
+            client.release(opened.handle);
+            assert!(figure(&client, "onesided_reads") > reads, "{link}");
+            until("the server hears of them", || counted(&site) > before);
+        }
+        client.shut_down();
+    }
+    site.check();
+}
+
 #[test]
 fn who_shares_what_cannot_be_is_refused_or_dropped_and_harms_nobody() {
     let site = site();
     for scheme in ["tcp", "shm"] {
         let honest = site.connect(scheme, 2, true);
         let (_, file) = make(&honest, &format!("file-{scheme}"), 8);
-        // One lane: every call is over the same connection. No threads: nothing is shared but what is shared here.
+        // One lane: every call uses the same connection. No control thread: the client shares only the counters that the test shares.
         let hostile = site.connect(scheme, 1, false);
         let share = |rkey: u32, offset, len| {
             let buffer = RemoteBuffer { rkey: Rkey(rkey), offset, len };
@@ -162,7 +190,7 @@ fn who_shares_what_cannot_be_is_refused_or_dropped_and_harms_nobody() {
         assert_eq!(share(1, 0, counters_len() - 1), invalid, "too short");
         assert_eq!(share(1, u64::MAX - 10, counters_len()), invalid, "past all memory");
         let before = figure(&hostile, "rpc_requests");
-        // Not looked at before the period ends, if at all: then the READ fails, and the connection with it.
+        // The server READs the memory at the end of the period or never. If it does, the READ fails, and the connection with it.
         assert_eq!(share(0xdead_beef, 0, counters_len()), Ok(()));
         let again = share(0xdead_beef, 0, counters_len());
         assert!(again == invalid || again == Ok(()), "refused, or on the next connection: {again:?}");
@@ -172,7 +200,7 @@ fn who_shares_what_cannot_be_is_refused_or_dropped_and_harms_nobody() {
             std::thread::sleep(std::time::Duration::from_millis(20));
             counted(&site) > before
         });
-        // Dropped or not, it is served like anybody.
+        // Whether it was dropped or not, the server serves it like any client.
         let (_, own) = make(&hostile, &format!("own-{scheme}"), 4);
         read_through(&hostile, own, 4);
         assert!(figure(&hostile, "rpc_requests") > before);

@@ -1,5 +1,4 @@
-//! Cut connections and vanished clients, in one thread: every mutation has its effect once, and what a client that is
-//! gone held comes back.
+//! Cut connections and vanished clients, in one thread: every mutation takes effect once, and everything that a vanished client held becomes free.
 
 mod world;
 
@@ -23,14 +22,14 @@ const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const ROOT: InodeNo = InodeNo::ROOT;
 
-/// Runs `test` with the request lost, then with the reply lost: first only that, then with the server killed in that
-/// moment, or when it has written everything back.
+/// Runs `test` with the request lost and with the reply lost; first with only that, then with a death of the server at that moment of each kind after
+/// which the next server knows all answered changes.
 fn cut_both_ways(test: impl Fn(&World, &dyn Fn())) {
     each_kind(|world| {
         for cut in [Cut::Request, Cut::Reply] {
             test(world, &|| world.network().cut_after(cut, 0));
             assert!(!world.network().cut_is_pending(), "{cut:?} did not happen");
-            // Where answers are not durable, a power loss may take more than what was under way.
+            // Where answers are not durable, a power loss may undo more than the request under way.
             let power = world.answers_are_durable().then_some(Death::PowerLost);
             for death in [Death::Sudden, Death::WrittenBack].into_iter().chain(power) {
                 test(world, &|| world.kill_at(cut, death));
@@ -87,7 +86,7 @@ fn a_file_without_a_name_is_made_once_and_named_once() {
         let found = volume.lookup(&CALLER, ROOT, b"named").expect("lookup");
         assert_eq!((found.ino, found.size), (attr.ino, 4));
         volume.unlink(&CALLER, ROOT, b"named").expect("unlink");
-        // Clients that went without a word may come back for a lease: until then what has no name stays.
+        // Clients that went without a detach may come back within a lease: until then a file without a name stays.
         for _ in 0..LEASE.as_secs() {
             if volume.stat_fs(&CALLER) != Ok(free) {
                 world.pass(Duration::from_secs(1));
@@ -103,7 +102,7 @@ fn unlinked_open_files_are_kept_for_who_comes_back() {
     cut_both_ways(|world, cut| {
         let clients = [world.client(), world.client()];
         let [volume, other] = &clients;
-        // The other one waits for who has it open.
+        // The other client waits for the one that has the file open.
         world.set_bystanders(&clients);
         let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
         volume.write(&CALLER, file.handle, 0, b"mine").expect("write");
@@ -150,7 +149,7 @@ fn the_way_up_ends_at_the_root_that_a_client_sees() {
         let (deep, known) = (find(below, b"deep"), find(volume.root(), b"moved"));
         let way: Vec<_> = [deep, below, volume.root()].map(|ino| up(&volume, ino)).into();
         assert_eq!(way, [Ok(below), Ok(volume.root()), Ok(volume.root())]);
-        // Somebody who sees more takes it away.
+        // A client that sees the whole tree moves the directory out of the subtree.
         world.with_server(|server| {
             let meta = &server.server().meta;
             let mode = RenameMode::Replace;
@@ -177,7 +176,7 @@ fn growing_takes_no_space_away_after_a_crash() {
         let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
         let how = Allocate::Reserve { keep_size: true };
         volume.allocate(&CALLER, file.handle, 0, 40_960, how).expect("reserve");
-        // It is written back, and the log forgets it.
+        // The reservation is written back, and the log forgets it.
         world.pass(Duration::from_secs(3));
         for size in [10_000, 10_000, 20_000] {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
@@ -216,7 +215,7 @@ fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
             assert_eq!(volume.link(&CALLER, ino, root, b"stolen").map(|_| ()), stale);
             assert_eq!(volume.rename(&CALLER, ino, b"f", root, b"g", RenameMode::Replace).map(drop), stale);
         }
-        // What it was told works, and goes on working.
+        // Inode numbers that the client was told work, also after a restart.
         let open = volume.open(&CALLER, found.ino, READ_WRITE).expect("open");
         volume.write(&CALLER, open.handle, 0, b"bytes").expect("write");
         volume.link(&CALLER, found.ino, root, b"again").expect("link");
@@ -239,7 +238,7 @@ fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
     });
 }
 
-/// Recovery asks for what many users had open, and nobody's rights of today decide on it.
+/// Recovery opens the files of many users again, whatever rights they have by now.
 #[test]
 fn a_squashed_client_has_its_files_and_its_bytes_again() {
     each_kind(|world| {
@@ -287,7 +286,7 @@ fn what_grew_and_what_was_zeroed_survives_a_killed_server() {
         let mut expected = pattern(20_000, 0);
         volume.write(&CALLER, file.handle, 0, &expected).expect("write");
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
-        // In pages that stay, zeros are bytes in memory like any others; so is a length past what is written.
+        // In pages that stay, zeros are bytes in memory like any others, and so is a length beyond the last write.
         volume.allocate(&CALLER, file.handle, 100, 9_000, Allocate::PunchHole).expect("punch");
         expected[100..9_100].fill(0);
         volume.write(&CALLER, file.handle, 8_000, b"over it").expect("write");
@@ -364,7 +363,7 @@ fn append_appends_once() {
         let volume = world.client();
         let (attr, file) = volume.create(&CALLER, ROOT, b"log", 0o644, true, APPEND).expect("create");
         let mut expected = Vec::new();
-        // Inline, and large enough to be pulled.
+        // A short write goes inline; the server pulls a long one.
         for len in [10, 70_000, 3] {
             let bytes = pattern(len, 0);
             cut();
@@ -388,7 +387,7 @@ fn a_transfer_that_breaks_is_no_io_error() {
         world.network().cut_after(Cut::Transfer, 0);
         assert_eq!(volume.write(&CALLER, file.handle, 0, &bytes), Ok(300_000));
         assert!(!world.network().cut_is_pending());
-        // More than the frames hold: the rest is pushed by the server.
+        // More than the frames hold, so the server pushes the rest.
         world.network().cut_after(Cut::Transfer, 0);
         assert_eq!(read(&volume, file.handle, 0, 300_000), Ok(bytes));
         assert!(!world.network().cut_is_pending());
@@ -421,7 +420,7 @@ fn a_client_that_is_gone_leaves_nothing_behind() {
         gone.unlink(&CALLER, ROOT, b"orphan").expect("unlink");
         let sessions = || world.with_server(|server| server.server().sessions.list().len());
         assert_eq!(sessions(), 2);
-        // Within its lease it keeps what it has.
+        // Within its lease a client keeps what it has.
         world.pass(LEASE / 2);
         heartbeat(&stays);
         assert_eq!(stays.get_attr(&CALLER, attr.ino).map(|attr| attr.nlink), Ok(0));
@@ -460,7 +459,7 @@ fn a_client_that_slept_reclaims_its_files() {
 
 #[test]
 fn a_reclaim_that_is_cut_gives_each_handle_its_own_file() {
-    // More files than one request reclaims, the last answer small enough to be kept, and each lost once.
+    // More files than one request reclaims. The last answer is small enough to be kept, and each message is lost once.
     let files = 256 + 20;
     for cut in [Cut::Request, Cut::Reply] {
         for pass in 0..8 {
@@ -496,7 +495,7 @@ fn a_recovery_that_is_cut_leaves_nothing_open() {
             let volume = world.client();
             let made = volume.create(&CALLER, ROOT, b"orphan", 0o644, true, READ_WRITE);
             let (attr, file) = made.expect("create");
-            // Not synced: recovery writes it again, with a key of its own.
+            // The write is not synced: recovery makes it again, with a filekey of its own.
             volume.write(&CALLER, file.handle, 0, b"kept").expect("write");
             volume.unlink(&CALLER, ROOT, b"orphan").expect("unlink");
             world.kill();
@@ -555,7 +554,7 @@ fn a_request_behind_one_that_came_twice_is_only_late() {
         let (attr, file) = made.expect("create");
         for round in 0..10u64 {
             volume.write(&CALLER, file.handle, round, b"x").expect("write");
-            // Changes nothing, so that it runs again when it comes again, and takes its time.
+            // A sync changes nothing, so it runs again when it comes again, and takes its time.
             volume.session().sync_all(&CALLER).expect("sync");
             assert_eq!(
                 volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size),

@@ -1,5 +1,5 @@
-//! The grace period of a server that follows another one: what nobody can say yet is waited for, and no longer; and what requests that
-//! are asked again open stays past it.
+//! The grace period of a server that follows another one: a request whose answer depends on clients that may come back waits for them, but no longer
+//! than needed; and files that requests opened, which are sent again after a death, stay open after the grace period.
 
 mod serving;
 mod world;
@@ -27,11 +27,10 @@ use world::contents::{CALLER, pattern, read};
 use world::{Death, LEASE, World, WorldConfig};
 
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
-/// What is done at once.
+/// Less than this counts as not waiting.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// A server that followed one that was killed, and a file without a name that has 40 of its 64 pages: the second client
-/// has it open.
+/// A world in which a server has followed a killed one. A file without a name has 40 of the pool's 64 pages, and the second client has it open.
 fn with_a_file_to_reclaim() -> (World, [RemoteVolume; 2], InodeNo, Handle) {
     let world = World::new(WorldConfig::new(1, Translation::Target, 64, 16));
     let clients = [world.client(), world.client()];
@@ -47,14 +46,14 @@ fn with_a_file_to_reclaim() -> (World, [RemoteVolume; 2], InodeNo, Handle) {
     (world, clients, attr.ino, open.handle)
 }
 
-/// What it takes of the world's time.
+/// Returns the result of `run`, and how much of the world's time it took.
 fn timed<T>(world: &World, run: impl FnOnce() -> T) -> (T, Duration) {
     let begun = world.clock().monotonic();
     let result = run();
     (result, world.clock().monotonic() - begun)
 }
 
-/// Writes 30 pages to a new file.
+/// Writes 30 pages to a new file. They fit only if the file without a name is freed.
 fn fill(volume: &RemoteVolume) -> Result<u32, FsError> {
     let (_, file) = volume.create(&CALLER, InodeNo::ROOT, b"other", 0o644, true, READ_WRITE).expect("create");
     volume.write(&CALLER, file.handle, 0, &pattern(30 * 4096, 2))
@@ -98,17 +97,17 @@ fn nobody_waits_any_more_for_a_file_that_came_back() {
     assert_eq!(two.get_attr(&CALLER, ino).map(|_| ()), Err(FsError::Server(Status::Stale)));
 }
 
-/// When another client removes what is asked for.
+/// When another client removes the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removed {
-    /// When it was done, and before the server dies that did it.
+    /// After the request took effect, before its server dies.
     Before,
-    /// When the client that asks is back at the next server, and before it asks again.
+    /// When the client of the request is back at the next server, before it sends the request again.
     Behind,
 }
 
-/// A client asks for something that is done and not answered, the server dies, and another client removes what it was about;
-/// nobody is waited for any more when it is asked again. What that answers, and its inode, are as if nobody had died.
+/// A client sends a request that takes effect but is not answered; the server dies, and another client removes the file of the request. When the
+/// request comes again the grace period is over. Its answer and its inode must be as if the server had not died.
 fn asked_again<P, T>(
     removed: Removed,
     prepare: impl Fn(&RemoteVolume) -> P,
@@ -194,7 +193,7 @@ fn a_file_that_was_created_and_unlinked_meanwhile_is_open_when_it_is_asked_for_a
     }
 }
 
-/// Whatever it is. What nobody has open goes with its last name while no server has died, so that there is no `Before`.
+/// For every kind of inode. There is no `Before`: without a death an inode that is not open goes with its last name.
 #[test]
 fn what_was_linked_and_unlinked_meanwhile_was_linked() {
     for node in
@@ -269,7 +268,7 @@ fn who_waits_keeps_no_server_from_stopping_and_asks_the_next_one() {
     });
 }
 
-/// Two clients that know of a synced file of eight bytes; the first one appends four, syncs nothing, and the server is killed.
+/// Two clients that know a synced file of eight bytes. The first one appends four bytes without a sync, and the server is killed.
 fn with_an_unsynced_append() -> (World, [RemoteVolume; 2], InodeNo) {
     let world = World::new(WorldConfig::new(1, Translation::Target, 64, 16));
     let clients = [world.client(), world.client()];
@@ -288,7 +287,7 @@ fn with_an_unsynced_append() -> (World, [RemoteVolume; 2], InodeNo) {
 
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 
-/// The file as whoever opens it now finds it, when he has appended.
+/// Opens the file, appends to it and returns its contents.
 fn append_and_read(volume: &RemoteVolume, ino: InodeNo) -> Vec<u8> {
     let open = volume.open(&CALLER, ino, APPEND).expect("open");
     volume.write(&CALLER, open.handle, 0, b"more").expect("append");

@@ -1,8 +1,8 @@
-//! Programs that do not want to wait for a server that is away, on real mounts of the in-memory volume.
+//! Programs that are interrupted while they wait for a server that is away, on real mounts of the in-memory volume.
 //!
-//! They need root and `/dev/fuse`, as `mount_memory` says.
+//! The tests need root and `/dev/fuse`: see `mount_memory`.
 
-// Each test program uses a part of it.
+// Each test program uses a part of this module.
 #[allow(dead_code)]
 mod memory_volume;
 
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// For what is to happen at once, on a busy machine.
+/// How long a test waits for something that should happen at once, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -32,7 +32,7 @@ fn run(program: &str, path: &Path) -> Child {
     command.arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect(program)
 }
 
-/// Kills it, and waits until it is gone.
+/// Kills a program, and waits until it has ended.
 fn kill(mut child: Child) {
     child.kill().expect("kill");
     wait_for("a killed program ends", || child.try_wait().expect("wait").is_some());
@@ -48,7 +48,7 @@ fn killed_programs_end_though_nobody_answers_them() {
     let Some(m) = Mount::new(FuseSettings::default()) else {
         return;
     };
-    // Many more than there are threads.
+    // Many more programs than the mount has threads.
     let readers = 3 * FuseSettings::default().threads;
     for number in 0..readers {
         fs::write(m.path(&format!("f{number}")), b"bytes").expect("write");
@@ -57,7 +57,7 @@ fn killed_programs_end_though_nobody_answers_them() {
         let before = m.volume.calls(operation);
         m.volume.hold(Some(operation));
         let name = if operation == "lookup" { "missing" } else { "f" };
-        // A file each, or their reads of one page would be one.
+        // Each program reads a file of its own: reads of one page would be one request.
         let programs: Vec<Child> =
             (0..readers).map(|number| run("cat", &m.path(&format!("{name}{number}")))).collect();
         wait_for("requests arrive", || m.volume.calls(operation) > before);
@@ -108,7 +108,7 @@ fn a_handled_signal_ends_a_direct_read_that_waits_long_and_no_other() {
             #[repr(align(4096))]
             struct Page([u8; 4096]);
             let mut page = Box::new(Page([0; 4096]));
-            // Who waits for a page of the cache can be killed, and hears of no other signal, as on any file system.
+            // A program that waits for a page of the page cache can only be killed, and does not notice other signals, as on any file system.
             let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
             file.read(&mut page.0).map(|len| page.0[..len].to_vec())
         })
@@ -125,7 +125,7 @@ fn a_handled_signal_ends_a_direct_read_that_waits_long_and_no_other() {
     let error = thread.join().expect("joined").expect_err("interrupted");
     assert_eq!(error.raw_os_error(), Some(libc::EINTR));
 
-    // A signal comes, and the answer soon after: nobody hears of the signal.
+    // The answer follows soon after the signal, so the program gets the answer, not EINTR.
     let before = m.volume.calls("read");
     let thread = read(Some("read"), &m.path("f"));
     wait_for("the read arrives", || m.volume.calls("read") > before);
@@ -149,11 +149,11 @@ fn a_file_that_was_opened_for_a_killed_program_is_closed() {
         wait_for("the request arrives", || m.volume.calls(operation) > before);
         kill(program);
         m.volume.hold(None);
-        // It was sent, and so it is done.
+        // The request had been sent, so the open takes effect.
         wait_for("what was opened is closed", || m.volume.calls("release") > released);
         wait_for("nothing is open", || m.volume.open_handles() == 0);
     }
-    // The kernel may tell late of the end of the program before, so that the last create is still to come.
+    // The kernel may report the end of the last program late, so the last create may still be under way.
     wait_for("the root and two files", || m.volume.inodes() == 3 && m.volume.open_handles() == 0);
     m.end();
 }
@@ -165,7 +165,7 @@ fn interrupts_in_a_loop_leave_nothing_behind() {
     };
     fs::write(m.path("f"), vec![1; 100_000]).expect("write");
     for round in 0..100 {
-        // Killed at any moment of what they do, while the volume answers.
+        // Each program is killed at some moment of its work, while the volume answers.
         let program = run("cat", &m.path("f"));
         std::thread::sleep(Duration::from_micros(round * 100));
         kill(program);

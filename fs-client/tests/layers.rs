@@ -1,4 +1,4 @@
-//! The client's modules stand above each other, and name only what is below them: see `docs/ARCHITECTURE.md`, "The tree".
+//! The client's modules form layers: a module names only modules below it. See `docs/ARCHITECTURE.md`, "The tree".
 
 mod imports;
 
@@ -6,7 +6,7 @@ use imports::{Named, named, out_of_order, rust_files};
 use std::fs;
 use std::path::Path;
 
-/// From the lowest on.
+/// The modules, the lowest first.
 const ORDER: [&str; 7] = ["deadline", "transport", "session", "read", "file", "fuse", "cli"];
 
 #[test]
@@ -14,7 +14,7 @@ fn no_module_names_one_above_it() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let wrong = out_of_order(&sources, &ORDER);
     assert!(wrong.is_empty(), "the order is {ORDER:?}:\n{}", wrong.join("\n"));
-    // A reader that finds nothing would find nothing wrong.
+    // The check would pass if it read no files, so see that each module is found.
     for module in ORDER {
         assert!(
             rust_files(&sources).iter().any(|file| file.starts_with(sources.join(module))

@@ -1,5 +1,5 @@
-//! Locks between clients, in one thread: what is cut off or killed while they are asked for, reclaimed or given up changes
-//! nothing for who holds them.
+//! Locks between clients, in one thread: cut connections and killed servers while locks are requested, reclaimed or given up change nothing for their
+//! holders.
 
 mod world;
 
@@ -26,7 +26,7 @@ const LOCKED: Option<Result<(), FsError>> = Some(Err(FsError::Server(Status::Loc
 const LOST: Option<Result<(), FsError>> = Some(Err(FsError::Server(Status::Io)));
 const HELD: Option<Result<(), FsError>> = Some(Ok(()));
 
-/// A client with the file open.
+/// A client that has the file open.
 struct User {
     volume: RemoteVolume,
     handle: Handle,
@@ -52,7 +52,7 @@ impl User {
         waiter
     }
 
-    /// Asks without waiting for others.
+    /// Requests the lock without waiting for others.
     fn try_lock(&self, space: LockSpace) -> Option<Result<(), FsError>> {
         self.ask(space, OWNER, false).answer()
     }
@@ -61,13 +61,13 @@ impl User {
         self.volume.unlock(&CALLER, self.handle, space, OWNER, LockRange::WHOLE)
     }
 
-    /// Closes the file and opens it again: it has lost a lock.
+    /// Closes the file and opens it again, as is needed after a lock was lost.
     fn open_again(&mut self) {
         self.volume.release(self.handle);
         self.handle = self.volume.open(&CALLER, self.ino, READ_WRITE).expect("open").handle;
     }
 
-    /// Hears how waits ended.
+    /// Asks the server which waits have ended.
     fn hear(&self) {
         self.volume.session().await_locks(Duration::ZERO).expect("the server answers");
     }
@@ -149,7 +149,7 @@ fn what_was_written_under_a_lock_that_becomes_shared_stays_without_its_writer() 
         one.volume.write(&CALLER, one.handle, 0, b"for readers").expect("write");
         assert_eq!(one.ask_for(LockMode::Shared, space, OWNER, false).answer(), HELD);
         assert_eq!(two.ask_for(LockMode::Shared, space, OWNER, false).answer(), HELD);
-        // The writer dies with the server.
+        // The server dies, and the writer does not come back.
         kill(world);
         for _ in 0..LEASE.as_secs() + 1 {
             world.pass(Duration::from_secs(1));
@@ -174,13 +174,13 @@ fn what_is_in_the_way_is_told() {
     assert_eq!(test(&one, LockOwner(1), LockMode::Exclusive), found);
     assert_eq!(test(&one, OWNER, LockMode::Exclusive), Ok(None));
     assert_eq!(test(&two, OWNER, LockMode::Shared), Ok(None));
-    // A restart: the answer waits until the lock is reclaimed.
+    // After a restart the answer waits until the lock is reclaimed.
     kill(&world);
     one.heartbeat();
     assert_eq!(test(&two, OWNER, LockMode::Exclusive), found);
 }
 
-/// Runs `test` with the request lost, then with the reply lost; alone, and with the server killed in that moment.
+/// Runs `test` with the request lost and with the reply lost; each time alone, and with the server killed at that moment.
 fn cut_both_ways(test: impl Fn(&World, LockSpace, &dyn Fn())) {
     both(|world, space| {
         for cut in [Cut::Request, Cut::Reply] {
@@ -200,7 +200,7 @@ fn cut_requests_have_their_effect_once() {
     cut_both_ways(|world, space, cut| {
         let (one, two) = (User::new(world), User::new(world));
         cut();
-        // After a kill it may have to wait for who else was there to come back.
+        // After a kill this request may wait until the other client is back.
         let asked = one.ask(space, OWNER, false);
         two.heartbeat();
         one.hear();
@@ -211,11 +211,11 @@ fn cut_requests_have_their_effect_once() {
         one.unlock(space).expect("unlock");
         two.heartbeat();
         assert_eq!(held(world), 0);
-        // The unlock that was sent twice takes nothing that was locked since.
+        // The unlock that was sent twice must not give up a lock that was taken since.
         assert_eq!(one.try_lock(space), HELD);
         one.heartbeat();
         assert_eq!(two.try_lock(space), LOCKED);
-        // A wait, and the question for its end.
+        // A request that waits, and the question for its end.
         cut();
         let waiting = two.ask(space, OWNER, true);
         one.heartbeat();
@@ -224,7 +224,8 @@ fn cut_requests_have_their_effect_once() {
         one.unlock(space).expect("unlock");
         cut();
         two.hear();
-        // A server that was killed has told nobody: it was asked again, and may have granted at once or when all were back.
+        // A killed server had not told this client of the end. The client has sent its request again, and got the lock then or when all clients were
+        // back.
         one.heartbeat();
         two.hear();
         assert_eq!(waiting.answer(), HELD);
@@ -243,7 +244,8 @@ fn locks_are_reclaimed_before_anybody_else_gets_them() {
         assert_eq!(one.try_lock(space), HELD);
         let waiting = three.ask(space, OWNER, true);
         kill(world);
-        // The first to come back is not the one who holds it: it waits, though it would not wait for locks.
+        // The client that comes back first does not hold the lock. Its request waits for the others to come back, although it would not wait for a
+        // lock.
         let asked = two.ask(space, OWNER, false);
         two.hear();
         assert_eq!(asked.answer(), None);
@@ -254,7 +256,7 @@ fn locks_are_reclaimed_before_anybody_else_gets_them() {
         assert_eq!(asked.answer(), LOCKED);
         three.hear();
         assert_eq!(waiting.answer(), None);
-        // Once more, cut off in the midst of reclaiming.
+        // Once more, with connections cut in the midst of reclaiming.
         kill(world);
         for pass in 0..6 {
             world.network().cut_after(Cut::Reply, pass);
@@ -282,7 +284,7 @@ fn who_does_not_come_back_loses_his_locks_with_the_grace_period() {
         world.pass(LEASE / 2 + Duration::from_secs(1));
         two.hear();
         assert_eq!(asked.answer(), HELD);
-        // Who was away hears of it, and nothing goes through that open file any more.
+        // The client that was away hears of its loss, and may not use that open file any more.
         one.heartbeat();
         assert_eq!(one.try_lock(space), LOST);
         assert_eq!(one.try_lock(space), LOST);
@@ -303,7 +305,7 @@ fn a_client_that_was_silent_for_too_long_has_lost_its_locks() {
         }
         assert_eq!(waiting.answer(), HELD, "within the lease and a quarter");
         two.unlock(space).expect("unlock");
-        // Though it is free: what it protects may have changed. Also not from a server that was not there then.
+        // The lock is free, but what it protects may have changed. So it is not granted, not even by a later server, until the file is opened again.
         kill(world);
         two.heartbeat();
         one.heartbeat();
@@ -319,7 +321,7 @@ fn a_client_that_was_silent_for_too_long_has_lost_its_locks() {
     });
 }
 
-/// How an owner gives a lock up, or a part of it.
+/// How an owner gives up a lock, or a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GivesUp {
     Unlocks,
@@ -327,13 +329,14 @@ enum GivesUp {
     Shares,
 }
 
-/// The server gives the lock to who waits for it, tells him, and is killed before it tells who gave it up.
+/// The server grants the lock to the client that waits for it, and tells that client; it is killed before it answers the client that gave the lock
+/// up.
 #[test]
 fn what_a_killed_server_gave_to_others_is_not_reclaimed() {
     for gives_up in [GivesUp::Unlocks, GivesUp::Closes, GivesUp::Shares] {
         both(|world, space| {
             if gives_up == GivesUp::Shares && space == LockSpace::Whole {
-                // flock gives up what it converts.
+                // flock gives the old lock up when it converts it.
                 return;
             }
             let (one, two) = (User::new(world), Rc::new(User::new(world)));
@@ -348,7 +351,7 @@ fn what_a_killed_server_gave_to_others_is_not_reclaimed() {
             };
             world.network().cut_after(Cut::Reply, 0);
             world.meanwhile(|server| server.locks.figures().waiting == 0, hears);
-            // Who has the lock now comes back first.
+            // The client that has the lock now comes back first.
             let comes_back = two.clone();
             world.behind_death(move || comes_back.heartbeat());
             match (gives_up, space) {
@@ -390,7 +393,7 @@ fn an_open_file_whose_lock_was_lost_is_fenced() {
         world.pass(LEASE * 2);
         assert_eq!(two.try_lock(space), HELD);
         two.volume.write(&CALLER, two.handle, 0, b"others").expect("write");
-        // The request that finds the session gone is not sent again.
+        // The session is gone, so the request is not sent again.
         let io = FsError::Server(Status::Io);
         assert_eq!(one.volume.write(&CALLER, one.handle, 0, b"fenced"), Err(io.clone()));
         assert_eq!(one.volume.read(&CALLER, one.handle, 0, 6, &mut |_| ()), Err(io.clone()));

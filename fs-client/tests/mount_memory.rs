@@ -1,9 +1,9 @@
-//! Real mounts of the in-memory volume: what the kernel and the FUSE edge make of system calls.
+//! Real mounts of the in-memory volume: the results of system calls through the kernel and the FUSE edge.
 //!
-//! They need root and `/dev/fuse`; where those are missing they say so and pass nothing off as tested: set
-//! `CUTTLEFS_REQUIRE_FUSE=1` (scripts/test.sh does) to make that a failure.
+//! The tests need root and `/dev/fuse`. Where these are missing, the tests print that they tested nothing, and pass; with `CUTTLEFS_REQUIRE_FUSE=1`
+//! (scripts/test.sh sets it) they fail instead.
 
-// Each test program uses a part of it.
+// Each test program uses a part of this module.
 #[allow(dead_code)]
 mod memory_volume;
 
@@ -170,7 +170,8 @@ fn set_id_bits_fall_when_someone_else_writes() {
         ("allocate", "fallocate -l 64k \"$0\""),
         ("punch", "fallocate -p -l 4k \"$0\""),
     ] {
-        // Nobody runs the second as its group, and who writes it is not in that group: the kernel's own rule for FUSE left it.
+        // In the second and third case the group may not execute the file and the writer is not in the group: there the kernel's own rule for FUSE
+        // would keep the set-group-id bit.
         for (before, after) in [(0o6777, 0o777), (0o6666, 0o666), (0o2666, 0o666), (0o2676, 0o676)] {
             let path = m.path(name);
             fs::write(&path, b"#!/bin/sh\n").expect("write");
@@ -180,7 +181,7 @@ fn set_id_bits_fall_when_someone_else_writes() {
             assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, after, "{name} {before:o}");
         }
     }
-    // Who has CAP_FSETID leaves them, whoever he is: root, unless he has given it away.
+    // A writer with CAP_FSETID keeps the bits, whatever user it is: root, unless it has given the capability away.
     let path = m.path("capable");
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let lent = [&nobody[..], &["--inh-caps=+fsetid", "--ambient-caps=+fsetid"]].concat();
@@ -200,7 +201,7 @@ fn set_id_bits_fall_when_someone_else_writes() {
 
 fn run_as_nobody(script: &str, path: &Path) {
     use std::os::unix::process::CommandExt;
-    // The temporary directory's parents are open to all, the directory itself is the mount's root.
+    // Everybody may search the parents of the temporary directory, and the directory itself is the root of the mount.
     let status = std::process::Command::new("sh")
         .args(["-c", script])
         .arg(path)
@@ -312,7 +313,7 @@ fn files_without_a_name() {
             Mode::from_raw_mode(0o640),
         );
         match made {
-            // Before Linux 6.1 no file system of this kind has them.
+            // Before Linux 6.1 no FUSE file system supports O_TMPFILE.
             Err(Errno::OPNOTSUPP) if m.volume.calls("create_nameless") == 0 => None,
             made => Some(File::from(made.expect("open"))),
         }
@@ -344,7 +345,7 @@ fn files_without_a_name() {
     fs::remove_file(m.path("named")).expect("remove");
     let removed = File::open(m.path("named")).expect_err("it is gone");
     assert_eq!(removed.raw_os_error(), Some(libc::ENOENT));
-    // The kernel closes files behind their programs' backs.
+    // The kernel sends a close after close(2) has returned.
     while m.volume.inodes() > 1 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -360,7 +361,7 @@ fn create_of_a_name_that_another_client_made_asks_for_permission() {
     fs::set_permissions(m.dir.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
     for name in ["secret", "open"] {
         assert_eq!(errno(fs::metadata(m.path(name))), libc::ENOENT, "and the kernel remembers");
-        // Another client makes the file: past this mount's kernel.
+        // Another client makes the file, so this mount's kernel does not know of it.
         let mode = if name == "secret" { 0o600 } else { 0o666 };
         let how = OpenHow { write: true, ..OpenHow::default() };
         let (_, opened) =
@@ -445,7 +446,7 @@ fn extended_attributes() {
     assert_eq!(rustix::fs::getxattr(&path, "system.posix_acl_access", &mut buffer), Err(Errno::NODATA));
     assert_eq!(rustix::fs::getxattr(&path, "system.nfs4_acl", &mut buffer), Err(Errno::OPNOTSUPP));
 
-    // The kernel asks for capabilities before a write; that there are none the attributes told.
+    // The kernel would ask for capabilities before each write, but the file's attributes say that it has none.
     let before = m.volume.calls("get_xattr");
     let file = OpenOptions::new().write(true).open(&path).expect("open");
     for at in 0..50 {
@@ -493,7 +494,7 @@ fn direct_and_uncached_opens_map_and_agree() {
     }
 }
 
-/// Changes through a shared mapping show in reads, and the other way round.
+/// Checks that changes through a shared mapping show in reads, and writes in the mapping.
 fn map_agrees(file: &File) {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     // SAFETY: a fresh mapping of a file that nobody truncates, used only in this function.
@@ -512,7 +513,7 @@ fn map_agrees(file: &File) {
     }
 }
 
-/// What the volume holds of a file, past the kernel's cache.
+/// The contents of a file in the volume, read without the kernel's cache.
 fn held(volume: &MemoryVolume, name: &str) -> Vec<u8> {
     let attr = volume.lookup(&ROOT_CALLER, ROOT, name.as_bytes()).expect("lookup");
     let how = OpenHow { read: true, ..OpenHow::default() };
@@ -555,7 +556,7 @@ fn regression_appending_may_be_switched_off_and_on() {
         assert_eq!(held(&m.volume, "f"), b"Begun");
 
         rustix::fs::fcntl_setfl(&file, OFlags::APPEND).expect("F_SETFL");
-        // Another client makes it longer, which this kernel does not know.
+        // Another client makes the file longer, and this kernel does not know it.
         let ino = m.volume.lookup(&ROOT_CALLER, ROOT, b"f").expect("lookup").ino;
         let how = OpenHow { write: true, ..OpenHow::default() };
         let theirs = m.volume.open(&ROOT_CALLER, ino, how).expect("open").handle;
@@ -587,7 +588,7 @@ fn regression_a_single_write_can_ask_to_be_durable() {
     }
 }
 
-/// Sets a byte of the first 8 KiB through a shared mapping, and has it written.
+/// Sets a byte of the first 8 KiB through a shared mapping, and writes it back with msync(2).
 fn set_mapped(file: &File, at: usize, byte: u8) {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     assert!(at < 8192);

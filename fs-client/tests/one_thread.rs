@@ -1,4 +1,4 @@
-//! Client and server whole in one thread, over both translators.
+//! Client and server together in one thread, with all translations.
 
 mod world;
 
@@ -32,7 +32,7 @@ fn what_is_written_is_read() {
         let volume = world.client();
         let (attr, file) =
             volume.create(&CALLER, InodeNo::ROOT, b"file", 0o644, true, READ_WRITE).expect("create");
-        // More than the frames hold, so that some of it must live on SSD.
+        // More than the frames hold, so that some of it must be on SSD.
         let bytes = pattern(1 << 20, 3);
         assert_eq!(volume.write(&CALLER, file.handle, 4000, &bytes), Ok(1 << 20));
         assert_eq!(read(&volume, file.handle, 4000, 1 << 20), Ok(bytes.clone()));
@@ -128,7 +128,7 @@ fn space_comes_back_and_is_exact() {
         assert_eq!(volume.stat_fs(&CALLER).expect("statfs").free_pages, free - 256, "still open");
         volume.release(file.handle);
         assert_eq!(volume.stat_fs(&CALLER).expect("statfs").free_pages, free);
-        // The pool can be filled again and again, and a full pool refuses before anything is changed.
+        // The pool can be filled again and again, and a full pool refuses a write before it changes anything.
         for round in 0..3 {
             let (_, file) =
                 volume.create(&CALLER, InodeNo::ROOT, b"fill", 0o644, true, READ_WRITE).expect("create");
@@ -160,7 +160,7 @@ fn a_killed_server_comes_back_with_what_was_synced() {
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
         world.kill();
         world.start();
-        // The same handle goes on: the client reclaims it.
+        // The handle stays valid: the client reclaims the file.
         assert_eq!(read(&volume, file.handle, 0, 300_000), Ok(bytes));
         volume.write(&CALLER, file.handle, 10, b"again").expect("write");
         assert_eq!(read(&volume, file.handle, 8, 9).map(|b| b[2..7].to_vec()), Ok(b"again".to_vec()));
@@ -186,12 +186,12 @@ fn a_sync_that_is_to_be_expected_is_made_before_it_is_asked_for() {
         write(3);
         world.pass(Duration::from_millis(1));
         assert_eq!(ahead(), 2);
-        // One that comes behind two writes is not expected behind the first the next time, nor behind the second.
+        // A sync after two writes instead of one breaks the rhythm: no sync is expected after the next write.
         write(4);
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
         write(5);
         assert_eq!(ahead(), 2);
-        // What this client has kept is gone with it: the store alone has what nobody asked to be synced.
+        // The client's copies go with it, so the store must have the bytes that no client asked to sync.
         for round in 0..3 {
             volume.fsync(&CALLER, file.handle, false).expect("fsync");
             write(6 + round);
@@ -227,7 +227,7 @@ fn what_was_written_before_a_kill_is_synced_after_it() {
         expected.extend_from_slice(b"the end");
         world.kill();
         world.start();
-        // The server's memory is gone, and with it all of the above.
+        // The server's memory is gone, and with it all changes above: the client must make them again.
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
         world.kill();
         world.start();
@@ -241,7 +241,7 @@ fn what_is_more_than_can_be_kept_waits_and_is_not_lost() {
         let volume = world.client();
         let (_, file) =
             volume.create(&CALLER, InodeNo::ROOT, b"long", 0o644, true, READ_WRITE).expect("create");
-        // The same megabyte again and again: what counts is what was written, not what it takes.
+        // The same megabyte again and again: the bound counts the bytes written, not the bytes of the file.
         let chunk = |seed| pattern(1 << 20, seed);
         for seed in 0..40 {
             volume.write(&CALLER, file.handle, 0, &chunk(seed)).expect("write");
@@ -269,7 +269,7 @@ fn a_short_fetch_of_pages_apart_brings_those_pages() {
             other => panic!("{other:?}"),
         };
         let filekey = session.call(&CALLER, open, take).expect("open");
-        // From inside page 0: parts of pages 0, 1, 2 and past the end.
+        // From inside page 0: parts of pages 0, 1 and 2, and a part beyond the end.
         let (offset, len) = (100_u64, 12_000_u32);
         for wanted in [vec![0, 2], vec![1], vec![2], vec![0, 1, 2], vec![]] {
             let mut pages = PageSet::none_of_range(offset, len as usize);
@@ -301,7 +301,7 @@ fn a_file_that_no_name_leads_to_is_opened_only_by_who_means_it() {
             .expect("it has a name");
         other.unlink(&CALLER, InodeNo::ROOT, b"gone").expect("unlink");
         for volume in [&holder, &other] {
-            // A name that the kernel remembers led there.
+            // As an open by a name that the kernel still remembers.
             let open = |how| volume.open(&CALLER, attr.ino, how).map(|file| file.handle);
             let by_name = OpenHow { told: Some(0), ..READ_WRITE };
             assert_eq!(open(by_name), Err(FsError::Server(Status::Stale)));

@@ -1,9 +1,9 @@
-//! What the kernel's page cache and writes past it make of each other, on real mounts of the in-memory volume: whether one
-//! write(2) arrives as one, and whether what a direct write put is what is read from then on.
+//! How the kernel's page cache and writes that bypass it affect each other, on real mounts of the in-memory volume. The tests check that one write(2)
+//! reaches the volume as one write, and that reads after a direct write return the bytes of that write.
 //!
-//! They need root and `/dev/fuse`, as `mount_memory` says.
+//! The tests need root and `/dev/fuse`: see `mount_memory`.
 
-// Each test program uses a part of it.
+// Each test program uses a part of this module.
 #[allow(dead_code)]
 mod memory_volume;
 
@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
-/// For what has been begun to get where it waits.
+/// How long a test waits for an operation that it has started to reach the volume.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -40,9 +40,9 @@ fn one_write_that_appends_is_one_write() {
     ];
     for options in flags {
         let mut log = options.open(&path).expect("open");
-        // Nothing of the file's last page is cached, so the kernel would have to send its part of a record alone.
+        // The file's last page is not cached: a write through the cache would send the part of the record in that page by itself.
         for len in [1, 100, PAGE - 1, PAGE, PAGE + 1, 10_000, 65_537, 300_001, (1 << 20) - PAGE] {
-            // Not at the beginning of a page in memory either.
+            // The source buffer does not start at a page boundary either.
             let memory = vec![7; len + 1];
             let before = m.volume.calls("write");
             assert_eq!(log.write(&memory[1..]).expect("append"), len);
@@ -80,7 +80,7 @@ fn what_is_open_to_append_is_read_and_mapped_like_others() {
 /// Asynchronous IO by `linux/aio_abi.h`.
 struct Aio(libc::c_ulong);
 
-/// A page at the beginning of one, as O_DIRECT wants it.
+/// A page of memory, aligned as O_DIRECT requires.
 #[repr(align(4096))]
 struct Page([u8; PAGE]);
 
@@ -93,7 +93,7 @@ impl Aio {
         Self(context)
     }
 
-    /// Begins to write a page; it must live until `wait`.
+    /// Submits a write of a page. The page must live until `wait` returns.
     fn write(&self, file: &File, page: &Page, offset: u64) {
         const IOCB_CMD_PWRITE: u64 = 1;
         let descriptor = u64::from(file.as_raw_fd().cast_unsigned()) << 32;
@@ -106,7 +106,7 @@ impl Aio {
         assert_eq!(result, 1, "io_submit");
     }
 
-    /// Waits for one write.
+    /// Waits for the end of one write.
     fn wait(&self) {
         let mut event = [0u64; 4];
         let no_limit = std::ptr::null_mut::<libc::timespec>();
@@ -124,23 +124,23 @@ impl Drop for Aio {
     }
 }
 
-/// How somebody looks at a file while it is being written.
+/// How the file is read while a write to it is under way.
 #[derive(Clone, Copy, Debug)]
 enum Look {
-    /// Opens, reads and closes it.
+    /// Opens the file, reads and closes it.
     OpenReadClose,
-    /// Reads what has been open.
+    /// Reads through a descriptor that was open before the write.
     Read,
-    /// Looks through a mapping of a descriptor that is itself past the cache.
+    /// Reads through a mapping of a descriptor that is open with O_DIRECT.
     DirectMapping,
 }
 
-/// How it is written past the cache.
+/// How the writer's descriptor became one that bypasses the cache.
 #[derive(Clone, Copy, Debug)]
 enum Direct {
-    /// Open with O_DIRECT.
+    /// Opened with O_DIRECT.
     Opened,
-    /// Made so by fcntl(2).
+    /// O_DIRECT was set by fcntl(2).
     Changed,
 }
 
@@ -182,7 +182,7 @@ fn regression_a_page_read_while_an_asynchronous_direct_write_is_under_way_is_not
                 let writes = m.volume.calls("write");
                 aio.write(&writer, &page, 0);
                 wait_for("the write arrives", || m.volume.calls("write") > writes);
-                // Whatever is seen meanwhile, it must not stay.
+                // A read during the write may return old or new bytes, but the kernel must not keep the old ones.
                 match look {
                     Look::OpenReadClose => {
                         first_byte(&File::open(&path).expect("open"));
@@ -222,7 +222,7 @@ fn direct_writes_without_cached_readers_are_answered_at_once_and_readers_are_not
     let path = m.path("f");
     fs::write(&path, vec![1; PAGE]).expect("write");
     let writer = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).expect("O_DIRECT");
-    // More than after which the file is forgotten as a whole.
+    // In each round more writes than the mount sees before it forgets the file as a whole.
     for round in 0..5u8 {
         for value in 0..40u8 {
             writer.write_all_at(&Box::new(Page([value ^ round; PAGE])).0, 0).expect("write");

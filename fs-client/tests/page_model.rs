@@ -1,5 +1,6 @@
-//! The page protocol's own code under a model checker, with all translators: the target's, as the NIC engine reads, and the initiator's, with
-//! loads and with READs (fs-server, `pages::model`). Needs the feature `model-check`, with which nothing but this works; [docs/testing.md] has the command.
+//! The code of the page protocol under a model checker, with all three ways to translate: by the target, as the NIC engine reads; by the initiator
+//! with loads; and by the initiator with READs (fs-server, `pages::model`). The tests need the feature `model-check`, with which no other test works;
+//! [docs/testing.md] has the command.
 
 use cuttlefs_client::model::{RemoteReader, read_as_initiator};
 use cuttlefs_common::rpc::Layout;
@@ -22,13 +23,13 @@ fn with_reads(reader: &RemoteReader, site: &Site, layout: Layout, out: &mut [u8]
     reader.read([frames, residency.memory().clone(), files.memory().clone()], SLOT, layout, out)
 }
 
-/// Nothing is known of frames: a doorbell for the entry, and one for the bytes.
+/// A reader that knows no frames: one doorbell for the entry, and one for the bytes.
 fn remote(site: &Site) -> Option<[u8; LEN]> {
     let mut out = [0; LEN];
     with_reads(&RemoteReader::default(), site, Site::layout(), &mut out).then_some(out)
 }
 
-/// The frame is guessed.
+/// A reader that guesses the frame.
 fn remote_guessing(site: &Site) -> Option<[u8; LEN]> {
     let mut out = [0; LEN];
     let (_, residency, _) = site.windows();
@@ -48,13 +49,13 @@ fn an_initiator_s_read_is_never_mistaken() {
     check_reader(initiator, PREEMPTIONS);
 }
 
-/// Such a read has twice the loads.
+/// A remote initiator's read has twice as many loads, so fewer preemptions are tried.
 #[test]
 fn a_remote_initiator_s_first_read_is_never_mistaken() {
     check_reader(remote, PREEMPTIONS - 2);
 }
 
-/// And one more look at the entry, and bytes that come in the first doorbell: with another preemption it takes minutes.
+/// This read looks at the entry once more, and its bytes come with the first doorbell: with one more preemption the test would take minutes.
 #[test]
 fn a_remote_initiator_s_guessing_read_is_never_mistaken() {
     check_reader(remote_guessing, PREEMPTIONS - 3);
@@ -75,7 +76,7 @@ fn a_length_that_is_shown_before_its_layout_is_caught() {
     check_growth(|site| with_loads(site, Site::empty_layout(), &mut [0; LEN]), Site::grow_carelessly);
 }
 
-/// The model can fail: without the odd version in between, the checker finds the torn copy.
+/// Shows that the model can fail: without the odd version in between, the checker finds the torn copy.
 #[test]
 #[should_panic(expected = "read [")]
 fn a_write_without_the_protocol_is_caught_by_a_target() {
@@ -88,7 +89,7 @@ fn a_write_without_the_protocol_is_caught_by_an_initiator() {
     check_scribble(initiator);
 }
 
-/// And so it can with reuse: a page that is given away while the mapping and the generation still name it.
+/// Shows that the model can fail for reuse: the checker finds a page that is given away while the mapping and the generation still name it.
 #[test]
 #[should_panic(expected = "read [")]
 fn a_page_given_away_under_its_mapping_is_caught_by_a_target() {

@@ -1,5 +1,5 @@
-//! A panic in any thread of a mount's process ends it at once, also in threads of the FUSE library; what was synced is there. And what
-//! is none: a log that cannot be written.
+//! A panic in any thread of a mount's process, also in threads of the FUSE library, ends the process at once, and synced data are safe. But a log
+//! that cannot be written ends nothing.
 
 mod serving;
 
@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Every place of a mount that `panic_ends::plant` names.
+/// Every place in a mount where `panic_ends::plant` can plant a panic.
 const PLACES: [&str; 6] = ["fuse", "control", "closer", "syncer", "lock-ends", "figures"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `cuttlefs mount`, the real program; whatever is mounted goes at the end.
+/// The program `cuttlefs mount`. Dropping it unmounts and ends the program.
 struct Mount {
     child: Child,
     at: PathBuf,
@@ -55,21 +55,21 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Either may be gone already.
+        // The mount and the process may have ended before.
         let _ = unmount(&self.at, UnmountFlags::DETACH);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Gives each kind of thread something to do, until the mount is gone.
+/// Gives each kind of thread something to do, until a call fails because the mount has ended.
 fn work(at: &Path, place: &str) -> std::io::Result<()> {
-    // Each has one of its own: that of a mount that died is held until its lease runs out.
+    // Each place has a file of its own: the lock of a mount that was killed is held until its lease ends.
     let path = at.join(format!("locked-{place}"));
     let holder = File::create(&path)?;
     rustix::fs::flock(&holder, FlockOperation::LockExclusive)?;
     let waiting = path.clone();
-    // It waits for the lock, or for the mount to be gone.
+    // Waits for the lock, or until the mount has ended.
     std::thread::spawn(move || {
         File::open(waiting).map(|file| rustix::fs::flock(&file, FlockOperation::LockExclusive))
     });
@@ -85,7 +85,7 @@ fn work(at: &Path, place: &str) -> std::io::Result<()> {
     }
 }
 
-/// Whether mounts can be tested here.
+/// Whether a mount can be made here, and panics can be planted.
 fn can_mount() -> bool {
     let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !can || !cfg!(debug_assertions) {
@@ -96,7 +96,7 @@ fn can_mount() -> bool {
     true
 }
 
-/// A server on a pool in this directory, and a place to mount it.
+/// A server on a pool in this directory, its endpoint, and a directory to mount on.
 fn serve_in(base: &Path) -> (RunningServer, Endpoint, PathBuf) {
     let pool = base.join("pool");
     if !pool.exists() {
@@ -119,7 +119,7 @@ fn serve_in(base: &Path) -> (RunningServer, Endpoint, PathBuf) {
     (running, endpoint, at)
 }
 
-/// On a full disk, or a pipe that nobody reads any more: the lines are lost, the mount is not.
+/// The log is on a full disk, or is a pipe that nobody reads any more: the lines are lost, and the mount goes on.
 #[test]
 fn a_mount_whose_log_cannot_be_written_goes_on() {
     if !can_mount() {
@@ -129,7 +129,7 @@ fn a_mount_whose_log_cannot_be_written_goes_on() {
     let base = directory.path().canonicalize().expect("canonical");
     let (running, endpoint, at) = serve_in(&base);
     let full = File::options().write(true).open("/dev/full").expect("a full device");
-    // It says what it does, and that its server went.
+    // With this level the mount logs its requests, and that its server has gone.
     let mut mount = Mount::start_logging(&endpoint, &at, &[("CUTTLEFS_LOG", "debug")], full.into());
     std::fs::write(at.join("file"), "before").expect("written");
     running.stop();
@@ -157,7 +157,7 @@ fn a_panic_ends_a_mount_wherever_it_is() {
         file.sync_all().expect("synced");
         std::fs::write(&now, "").expect("a file");
         let working = at.clone();
-        // It ends with an error, when the mount is gone.
+        // The worker ends with an error when the mount has ended.
         let worker = std::thread::spawn(move || {
             work(&working, place).map(|()| "without end").unwrap_or("the mount is gone")
         });

@@ -1,6 +1,6 @@
-//! One file under every region policy, one after another: a random walk against an array of bytes, threads that write
-//! into the same pages, and a clean restart under the next policy, which must find the same bytes. Where the policy takes one-sided writes
-//! half of the writes are.
+//! One file under every region policy in turn: a random walk that is compared with an array of bytes, threads that write into the same pages, and a
+//! clean restart under the next policy, where the file must have the same bytes. Where the policy allows one-sided writes, half of the writes are
+//! one-sided.
 
 mod serving;
 
@@ -26,9 +26,9 @@ const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const NAME: &[u8] = b"file";
 /// Two data files, some 500 pages together.
 const POOL_BYTES: u64 = 2 << 20;
-/// Fewer than the file has pages, so that policies with frames run out of them.
+/// Fewer frames than the file has pages, so that policies with frames run out of them.
 const FRAMES: u64 = 24;
-/// The file stays below this.
+/// The largest size of the file.
 const MOST_BYTES: u64 = 60 * 4096;
 const STEPS: usize = 250;
 
@@ -70,9 +70,9 @@ fn policies() -> Vec<RegionPolicy> {
     all
 }
 
-/// A file, and what must be in it.
+/// A file, and the bytes that it must have.
 struct Walk<'a> {
-    /// Who changes it, and another mount that looks.
+    /// The mount that changes the file, and another one that only reads it.
     volumes: [&'a RemoteVolume; 2],
     file: Handle,
     appending: Handle,
@@ -80,7 +80,7 @@ struct Walk<'a> {
     model: Vec<u8>,
     random: &'a SeededRandom,
     policy: String,
-    /// Peers may write pages one-sidedly.
+    /// Whether clients may write pages one-sidedly.
     is_exposed: bool,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Walk<'a> {
         self.random.next_u64() % bound
     }
 
-    /// A range, sometimes of whole pages, sometimes within one.
+    /// A random range: in one case of four of whole pages, in another at most 300 bytes.
     fn range(&self) -> (u64, u64) {
         let (mut offset, mut len) = (self.below(MOST_BYTES), 1 + self.below(5 * 4096));
         match self.below(4) {
@@ -146,7 +146,7 @@ impl<'a> Walk<'a> {
         let bytes: Vec<u8> = (0..len).map(|index| (self.random.next_u64() ^ index) as u8).collect();
         match self.below(16) {
             0..=4 => {
-                // Refused past the end and where a page has no bytes, and nothing is changed then.
+                // A one-sided write is refused past the end of the file and where a page has no bytes. A refused one changes nothing.
                 let one_sided = self.below(2) == 0
                     && volume.write_exposed(self.file, offset, &bytes).expect("the server is there");
                 assert!(self.is_exposed || !one_sided, "{}", self.policy);
@@ -190,7 +190,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Threads that write into the same pages, each at places of its own, and one that reads all the while.
+    /// Threads write into the same pages, each at places of its own, while another thread reads these pages.
     fn together(&mut self) {
         const WRITERS: u64 = 3;
         const PLACE: u64 = 100;
@@ -239,7 +239,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Nothing is wrong with the pool, and each page matches its checksum.
+/// Checks that fsck finds nothing wrong with the pool, and that each page matches its checksum.
 fn is_clean(directory: &Path) {
     let options = FsckOptions {
         pool: directory.join("pool"),
@@ -248,7 +248,7 @@ fn is_clean(directory: &Path) {
         accept_rotten: false,
         scratch: Some(directory.to_owned()),
     };
-    // The NIC's thread lets go of a stopped server a moment later.
+    // The NIC's thread holds the pool for a moment after the server has stopped.
     let report = (0..100).find_map(|_| match fsck(&options, &mut |_, _, _| {}) {
         Err(FsckError::Pool(_)) => {
             std::thread::sleep(Duration::from_millis(100));
@@ -272,7 +272,7 @@ fn every_policy_keeps_the_bytes(scheme: &str) {
     let random = SeededRandom::new(7);
     let mut model = Vec::new();
     let mut ino = None;
-    // Lives through all restarts, and learns the terms of each server anew.
+    // A client that lives through all restarts and takes over each server's policy.
     let mut veteran: Option<RemoteVolume> = None;
     let faults_here = |policy: &RegionPolicy| policy.exposure == Exposure::Faulting;
     for policy in policies().into_iter().filter(|policy| scheme != "shm" || !faults_here(policy)) {

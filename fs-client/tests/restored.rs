@@ -1,5 +1,5 @@
-//! What a client restores that was away while its server was killed and another one started: never over what others were
-//! acknowledged, in this life of the server or the one before; and its owner hears of what is lost.
+//! Changes that a client makes again after it was away while its server was killed and another one started. They must never replace what other
+//! clients were answered in this life of the server or the one before, and the client must hear of the changes that are lost.
 
 mod world;
 
@@ -25,7 +25,7 @@ const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 const LOST: Result<(), FsError> = Err(FsError::Server(Status::Io));
 
-/// A client with the file open.
+/// A client that has the file open, also for appending.
 struct User {
     volume: RemoteVolume,
     ino: InodeNo,
@@ -63,7 +63,7 @@ impl User {
         self.volume.fsync(&CALLER, self.handle, false)
     }
 
-    /// It comes back to a server that has started since, and restores what it kept.
+    /// Comes back to a server that has started since, and makes its unsynced changes again.
     fn come_back(&self) {
         let session = self.volume.session();
         session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
@@ -74,7 +74,7 @@ impl User {
     }
 }
 
-/// When the client that was away comes back.
+/// When the client that was away comes back: in the grace period, or after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Back {
     InGrace,
@@ -90,8 +90,8 @@ fn kill(world: &World, power: bool) {
     world.start();
 }
 
-/// `away` does `before` and is away while the server dies and `stays` does `since`; then it comes back. What the file holds is
-/// `expected`, now and behind a power loss; and `told` is what the next fsync of who was away says.
+/// `away` does `before` and is away while the server dies and `stays` does `since`; then it comes back. The file must contain `expected`, now and
+/// after a power loss, and the next fsync of `away` must return `told`. `base` is the synced contents before.
 fn away(
     before: impl Fn(&User),
     since: impl Fn(&User),
@@ -168,7 +168,7 @@ fn writes_cuts_punches_and_copies_since_stay() {
     );
 }
 
-/// As `away`, where what both did goes well together: while the server knows what has changed by range, nothing is lost.
+/// As `away`, for changes of both clients that do not touch: as long as the server knows the changes by range nothing is lost.
 fn beside(before: impl Fn(&User), since: impl Fn(&User), expected: &[u8], base: &[u8]) {
     for power in [false, true] {
         let world = World::new(CONFIG);
@@ -241,7 +241,7 @@ fn a_cut_that_nobody_synced_holds_against_older_writes_and_not_against_newer_one
     away.come_back();
     assert_eq!(stays.all(), b"0123\0\0new");
     assert_eq!((away.fsync(), stays.fsync()), (Ok(()), Ok(())));
-    // A higher cut behind a lower one, and writes of the same client before, between and behind them.
+    // A cut to a larger size between two others, and writes of the other client before, between and after them.
     stays.cut(0);
     away.write(0, b"0123456789");
     stays.cut(8);
@@ -366,9 +366,9 @@ fn who_misses_a_whole_life_of_the_server_restores_nothing_over_what_others_resto
     kill(&world, false);
     away.come_back();
     assert_eq!(stays.all(), b"newer\0\0\0newest");
-    // It cannot know which of the two was later.
+    // The client `away` cannot know which of the two changes was later.
     assert_eq!((away.fsync(), stays.fsync()), (LOST, Ok(())));
-    // Nor may it go over what was asked of a server it never saw.
+    // Nor may its changes replace a change that was acknowledged by a server which this client has never seen.
     away.write(0, b"lost.");
     kill(&world, false);
     stays.write(0, b"other");
@@ -379,7 +379,7 @@ fn who_misses_a_whole_life_of_the_server_restores_nothing_over_what_others_resto
     assert_eq!((away.fsync(), stays.fsync()), (LOST, Ok(())));
 }
 
-/// A child process that was forked for something else closes what it was given, and does not look.
+/// A child process that was forked for another purpose closes its inherited descriptors and ignores the result.
 #[test]
 fn a_loss_is_told_by_fsync_to_each_handle_also_if_a_close_has_said_it() {
     let world = World::new(CONFIG);
@@ -398,7 +398,7 @@ fn a_loss_is_told_by_fsync_to_each_handle_also_if_a_close_has_said_it() {
     assert_eq!(stays.fsync(), Ok(()));
 }
 
-/// Every event of a recovery is a place to die at. Whoever is alone loses nothing.
+/// The server dies at each event of a recovery in turn. A client that is alone loses nothing.
 #[test]
 fn a_recovery_that_dies_at_any_event_loses_nothing() {
     for power in [false, true] {
@@ -417,7 +417,7 @@ fn a_recovery_that_dies_at_any_event_loses_nothing() {
             kill(&world, power);
             world.crash_after(Crash { end: End { after: events, of: None }, power: false }, None);
             user.come_back();
-            // Write-back of what was restored, before and behind the end of the recovery.
+            // Time for write-backs of restored changes, before and after the end of the recovery.
             world.pass(Duration::from_secs(3));
             user.come_back();
             let died = !world.will_crash();
@@ -433,7 +433,7 @@ fn a_recovery_that_dies_at_any_event_loses_nothing() {
     }
 }
 
-/// Whatever moment of a recovery another client's sync makes durable: a file is then as it was once.
+/// Another client's sync makes the file durable at each moment of a recovery in turn. The file must then be as it was at some time.
 #[test]
 fn a_file_is_nothing_in_a_recovery_that_it_never_was() {
     let (mut moments, mut seen) = (0, BTreeSet::new());
@@ -471,14 +471,14 @@ fn a_file_is_nothing_in_a_recovery_that_it_never_was() {
         if !world.has_acted() {
             break;
         }
-        // It may hear of the death only now.
+        // The client may notice the death only in this call.
         user.come_back();
         if let Some(found) = found.take() {
             let what = format!("moment {moments}: {} bytes", found.len());
             let lengths = versions.iter().map(Vec::len);
             seen.extend(lengths.clone().filter(|length| *length == found.len()));
             assert!(lengths.clone().any(|length| length == found.len()), "{what}, as it never was long");
-            // Zeroing is not one with the writes around it.
+            // Zeroing is not atomic with the writes around it.
             let had = |at: usize, byte: &u8| versions.iter().any(|version| version.get(at) == Some(byte));
             let wrong = found.iter().enumerate().find(|(at, byte)| !had(*at, byte));
             assert_eq!(wrong, None, "{what}: a byte that never was there");
@@ -490,7 +490,7 @@ fn a_file_is_nothing_in_a_recovery_that_it_never_was() {
     assert!(seen.len() > 4, "{seen:?} in {moments} moments");
 }
 
-/// A change that gives no byte other contents, of a file that nobody has changed in this life of the server before.
+/// The first change changes no byte, and is the first change of the file in this life of the server.
 #[test]
 fn whoever_is_alone_loses_nothing_in_a_second_life() {
     type Doing<'d> = (&'d str, &'d dyn Fn(&User));

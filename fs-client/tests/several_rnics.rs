@@ -1,7 +1,7 @@
-//! One server with several RNICs: what is registered, what queue pairs are called and where completions come is of one RNIC; files, sessions
-//! and heat are of the server. Two software RNICs stand for two providers: both number their queue pairs alike, and neither knows the
-//! other's keys.
+//! One server with several RNICs. Registered memory, names of queue pairs and completions belong to one RNIC; files, sessions and heat belong to the
+//! server. Two software RNICs stand for two providers: both number their queue pairs from the same start, and neither knows the other's keys.
 
+mod host_name;
 mod running;
 
 use cuttlefs_client::file::RemoteVolume;
@@ -14,20 +14,21 @@ use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::rights::ExportRule;
 use cuttlefs_server::serve::RunningServer;
+use host_name::HostName;
 use running::serving::{self, Serve};
 use running::{CALLER, READ_WRITE, figure, read, until};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
-/// For all that is written here.
+/// Frames for everything that the tests write.
 const FRAMES: u64 = 4096;
-/// More than fits a message: the server pulls it by READ and pushes it by WRITE, through its bounce buffers.
+/// More than fits a message: the server READs it for a write and WRITEs it for a read, through its bounce buffers.
 const PIECE: usize = 200_000;
 const PIECES: u64 = 8;
 
-/// A server that listens with each of two RNICs on two links, and where.
+/// A server with two RNICs, each of which listens on two links.
 struct TwoRnics {
     running: RunningServer,
-    /// tcp and shm of the first, tcp and shm of the second.
+    /// The endpoints: tcp and shm of the first RNIC, then of the second.
     links: [Endpoint; 4],
     _directory: tempfile::TempDir,
 }
@@ -58,7 +59,7 @@ impl TwoRnics {
         Self { running, links, _directory: directory }
     }
 
-    /// Clients by each link, and by each RNIC one that reads the server's tables, which takes that RNIC's keys.
+    /// A client for each link, and for each RNIC one more that reads the server's tables with that RNIC's keys.
     fn clients(&self) -> Vec<RemoteVolume> {
         let [tcp, shm, other_tcp, other_shm] = &self.links;
         let mut clients: Vec<_> =
@@ -117,7 +118,7 @@ fn clients_by_different_rnics_see_each_others_files() {
             });
         }
     });
-    // Each RNIC's connections are sampled by keys of that RNIC.
+    // Each RNIC counts one-sided reads of its own connections, by its own keys.
     let counted = || site.running.server().files.pages().figures().counts.counted;
     for (who, volume) in clients.iter().enumerate() {
         let handle = open(volume, inodes[who]);
@@ -140,7 +141,7 @@ fn a_connection_that_breaks_by_one_rnic_harms_none_by_the_other() {
     let inodes: Vec<_> = clients.iter().enumerate().map(|(who, volume)| write_all(who, volume)).collect();
     let connections = &site.running.server().admission.connections;
     for round in 0..20 {
-        // All of one RNIC's.
+        // All connections of one RNIC.
         let broken = connections.all();
         broken.iter().filter(|connection| connection.rnic().0 == round % 2).for_each(|one| one.close());
         for (who, volume) in clients.iter().enumerate() {
@@ -152,5 +153,41 @@ fn a_connection_that_breaks_by_one_rnic_harms_none_by_the_other() {
         (0..2).all(|rnic| connections.all().iter().filter(|one| one.rnic().0 == rnic).count() >= 3)
     });
     clients.iter().for_each(Volume::shut_down);
+    site.running.stop();
+}
+
+#[test]
+fn a_host_name_that_leads_to_both_rnics_mixes_no_keys() {
+    const LANES: usize = 4;
+    let site = TwoRnics::new();
+    let [tcp, _, other_tcp, _] = site.links.clone();
+    let name = Arc::new(HostName::new([tcp.clone(), other_tcp]));
+    let volume = serving::connect_reading_tables_by(name, &tcp, LANES, false);
+    let handle = open(&volume, write_all(0, &volume));
+    let all_have_read = Barrier::new(LANES + 1);
+    std::thread::scope(|scope| {
+        for _ in 0..LANES {
+            // Each thread has a lane of its own, so every second one reads by the other RNIC.
+            scope.spawn(|| {
+                check_all(0, &volume, handle);
+                all_have_read.wait();
+                all_have_read.wait();
+                check_all(0, &volume, handle);
+            });
+        }
+        // Every lane is connected now.
+        all_have_read.wait();
+        let reads = figure(&volume, "onesided_reads");
+        all_have_read.wait();
+        until("every lane reads one-sidedly", || {
+            figure(&volume, "onesided_reads") >= reads + LANES as u64 * PIECES
+        });
+    });
+    let connections = site.running.server().admission.connections.all();
+    for rnic in 0..2 {
+        assert!(connections.iter().any(|connection| connection.rnic().0 == rnic), "RNIC {rnic} is used");
+    }
+    assert_eq!(figure(&volume, "reconnects"), 0, "a key of the other RNIC breaks the connection");
+    volume.shut_down();
     site.running.stop();
 }

@@ -1,4 +1,4 @@
-//! A client that asks for more than it takes: the server's reply buffers fill, and what it asked for comes all the same.
+//! A client that requests more than it reads: the server's reply buffers fill, and the client still gets all answers.
 
 mod serving;
 
@@ -27,14 +27,14 @@ const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const PATIENCE: Duration = Duration::from_secs(20);
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
-/// Fetches under way at once, each in a slot of its own: more bytes than a ring of the link has.
+/// Fetches under way at once, each in a slot of its own. Together they have more bytes than a ring of the link.
 const FETCHES: usize = 60;
 const FETCH_LEN: usize = 16 * 1024;
 const PAGE: usize = 4096;
-/// Behind the request and the receive.
+/// Memory for the request and, after it, for the receive.
 const MEMORY: usize = 2 * MESSAGE;
 
-/// A queue pair that sends what it is told and looks at answers only when asked to.
+/// A queue pair that sends requests, and reads answers only when the test asks for them.
 struct Raw {
     _device: Arc<SoftDevice>,
     cq: Arc<dyn CompletionQueue>,
@@ -76,7 +76,7 @@ impl Raw {
         self.qp.post_send(&[send]).expect("post");
     }
 
-    /// The next answer: its slot, and its message.
+    /// The next answer: its slot and its message.
     fn answer(&self) -> (u16, Vec<u8>) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -136,7 +136,7 @@ fn a_client_that_takes_no_replies_gets_all_of_them_later() {
     raw.send(0, 1, &Request::Open { ino: attr.ino, rights, truncate: false, by: OpenBy::Name { told: 0 } });
     let (_, message) = raw.answer();
     let Ok(Reply::Opened(opened)) = Reply::parse(&message[HEADER_LEN..]) else { panic!("not opened") };
-    // Page 1 of each is not wanted: what is fetched is moved together.
+    // Page 1 of each fetch is left out, so that the fetched pages do not lie in a row and must be moved together.
     let fetch = |index: usize| {
         let offset = (index * FETCH_LEN) as u64;
         let mut pages = PageSet::none_of_range(offset, FETCH_LEN);
@@ -146,7 +146,7 @@ fn a_client_that_takes_no_replies_gets_all_of_them_later() {
     for index in 0..FETCHES {
         raw.send(index as u16 + 1, 1, &fetch(index));
     }
-    // Until the buffers are full and a fetch finds them so.
+    // Until the buffers are full and a fetch finds no room in them.
     let aside = || running.server().counters.fetched_aside.load(Relaxed);
     let deadline = Instant::now() + PATIENCE;
     while aside() == 0 {

@@ -1,4 +1,4 @@
-//! A mount that ends leaves no session behind, whoever ends it and whatever it was used for.
+//! A mount that ends leaves no session on the server, whichever thread ends it and whatever it was used for.
 
 mod serving;
 
@@ -13,7 +13,7 @@ use serving::Serve;
 use std::time::{Duration, Instant};
 
 const MOUNTS: usize = 60;
-/// Far less than a lease, by which a session would end by itself.
+/// Much shorter than a lease, after which a session would end by itself.
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]
@@ -48,12 +48,12 @@ fn mounts_that_end_leave_no_session_behind() {
         let volume = serving::connect(&listen, "mount", 8, true);
         let caller = Caller { trace: TraceId(1), ..volume.session().own_caller() };
         std::thread::scope(|scope| {
-            // Some are used, each thread over a lane of its own.
+            // Some mounts are used, by threads that each use a lane of their own.
             for _ in 0..mount % 3 {
                 scope.spawn(|| volume.get_attr(&caller, InodeNo::ROOT).expect("attributes"));
             }
         });
-        // Whoever ends it has asked for nothing.
+        // The thread that ends the mount has sent no request before.
         std::thread::scope(|scope| scope.spawn(|| volume.shut_down()).join().expect("no panic"));
         let begun = Instant::now();
         while sessions() > 1 {

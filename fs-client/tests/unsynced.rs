@@ -1,5 +1,5 @@
-//! A mount loses nothing to a killed server, however fast it writes: whoever writes more than can be kept waits for a sync, and one
-//! that fails stops nobody.
+//! A mount loses nothing to a killed server, however fast it writes: a writer of more than the mount can keep waits for a sync, and a sync that fails
+//! stops no writer for good.
 
 mod killed;
 mod serving;
@@ -23,7 +23,7 @@ const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const EIO: Result<(), FsError> = Err(FsError::Server(Status::Io));
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The server that the other tests run in a process of its own.
+/// The server of the tests, which runs in a process of its own.
 #[test]
 fn serving_child() {
     killed::serve_if_asked();
@@ -40,7 +40,8 @@ fn figure(volume: &RemoteVolume, name: &str) -> u64 {
     figures.into_iter().find(|(found, _)| *found == name).expect("a figure of that name").1
 }
 
-/// Four programs copy so many bytes each, a file after the other, and sync nothing; the server is killed again and again meanwhile.
+/// Four programs write `bytes_each` bytes each, file after file, without a sync. The server is killed several times meanwhile, and once after the
+/// last write.
 fn copied_behind_kills(scheme: &str, bytes_each: u64, file_bytes: u64) {
     const WRITERS: u64 = 4;
     const CHUNK: u64 = 256 << 10;
@@ -77,7 +78,7 @@ fn copied_behind_kills(scheme: &str, bytes_each: u64, file_bytes: u64) {
             site.start();
         }
     });
-    // With all that was written last.
+    // This kill comes right after the last writes.
     site.kill();
     site.start();
     for writer in 0..WRITERS {
@@ -109,7 +110,7 @@ fn many_small_files_without_fsync_are_whole_behind_kills() {
     copied_behind_kills("shm", 24 << 20, 16 << 10);
 }
 
-/// A world whose clients keep little.
+/// A world whose clients keep few unsynced bytes.
 fn narrow(seed: u64) -> World {
     World::new(WorldConfig { seed, unsynced_bytes: 16 << 10, ..CONFIG })
 }
@@ -122,7 +123,7 @@ fn what_is_beyond_the_bound_waits_for_a_sync_and_is_kept() {
         let (_, file) = create(&volume, "f");
         let mut expected = Vec::new();
         for index in 0..60u8 {
-            // Some are larger than the bound.
+            // The later writes are larger than the bound.
             let bytes = pattern(1 + 700 * usize::from(index), index);
             let at = (expected.len() / 2) as u64;
             volume.write(&CALLER, file, at, &bytes).expect("write");
@@ -164,7 +165,7 @@ fn a_file_that_cannot_be_synced_loses_its_room_and_is_told_and_others_go_on() {
     let volume = world.client();
     let (bad_ino, bad) = create(&volume, "bad");
     let (_, good) = create(&volume, "good");
-    // So long that a sync writes its pages: of fewer it puts images into the log.
+    // So long that a sync writes the pages to the disk: of a shorter file it puts images into the log.
     const LEN: usize = 17 * 4096;
     volume.write(&CALLER, bad, 0, &pattern(LEN, 1)).expect("write");
     volume.fsync(&CALLER, bad, false).expect("sync");
@@ -176,7 +177,7 @@ fn a_file_that_cannot_be_synced_loses_its_room_and_is_told_and_others_go_on() {
     let fault =
         SimFault { pages: page..page + 1, kind: Some(IoKind::Write), errno: libc::EIO, times: u32::MAX };
     world.disk().inject(fault);
-    // All of the room, so that others cannot do without it.
+    // This write takes all of the room, so that the other file needs some of it.
     volume.write(&CALLER, bad, 0, &pattern(LEN, 2)).expect("answered before it is on the disk");
     let mut expected = Vec::new();
     for index in 0..60 {
@@ -207,7 +208,7 @@ fn where_no_sync_succeeds_writers_go_on_and_each_file_is_told() {
             volume.write(&CALLER, file, u64::from(index) * 1000, &pattern(1000, index)).expect("write");
         }
     }
-    // What such a server has on its disk nobody knows, so that it syncs nothing any more.
+    // After a failed write the server does not know what is on its disk, so it never syncs again.
     world.disk().clear_faults();
     world.kill();
     world.start();

@@ -1,5 +1,5 @@
-//! A way through TLS for programs that have none: what connects to a Unix socket is connected to a server's `tcp://` with a key,
-//! and bytes go both ways as they are. For `scripts/suites/attack.sh`, whose hostile peers speak packets by hand.
+//! A relay through TLS for programs that have none: it joins each connection to a Unix socket with one to a server's `tcp://` with a key, and passes
+//! the bytes on unchanged. For `scripts/suites/attack.sh`, whose hostile peers write packets by hand.
 //!
 //! `keyed_relay KEY-FILE HOST:PORT SOCKET`
 
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long either end may say or take nothing.
+/// How long either end may neither send nor take anything.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BUFFER_LEN: usize = 64 * 1024;
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             if let Err(error) = relay(&client, &keys, &server) {
                 eprintln!("keyed_relay: {error}");
             }
-            // Whoever still waits for it hears that it is over.
+            // The client may still wait for bytes: this ends its connection.
             let _ = client.shutdown(Shutdown::Both);
         });
     }
@@ -46,7 +46,7 @@ fn relay(client: &UnixStream, keys: &ClusterKeys, server: &str) -> Result<(), Bo
     let keyed = Arc::new(KeyedStream::open(tcp, keys, PATIENCE)?);
     let (from, to) = (client.try_clone()?, keyed.clone());
     let sending = std::thread::spawn(move || {
-        // Either way it is over: the other direction ends, too.
+        // Whether the client has ended or failed, the other direction ends, too.
         let _ = pump(&from, &*to);
         let _ = ends.shutdown(Shutdown::Both);
     });

@@ -1,9 +1,10 @@
 //! A window that is registered once and followed by on-demand paging (`PointedMemory`), over an RNIC that has it: rdma_rxe of Linux 7.2.
 //!
-//! usage: odp_window check|measure ADDRESS        the RNIC's; `scripts/vm/run.sh -k 7.2 -r -- odp_window check 10.9.0.1`
+//! usage: odp_window check|measure ADDRESS  of the RNIC, such as `scripts/vm/run.sh -k 7.2 -r -- odp_window check 10.9.0.1`
 //!
-//! `check` proves what a READ through the window finds, while nothing changes and while everything does; exit status 1 if something is wrong. `measure`
-//! says what registering, pointing and reading cost beside a pinned region: in turn, medians of five rounds with the least and the most.
+//! `check` proves which bytes a READ through the window finds, while nothing changes and while everything does; its exit status is 1 if a READ finds
+//! others. `measure` prints the costs of registering, pointing and reading, beside those of a pinned region: each is a median of five rounds, with
+//! the least and the most.
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::{PointedMemory, SharedMemory};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// No completion takes longer, on a machine that stands still now and then.
+/// Longest wait for a completion. The machine may stand still now and then.
 const PATIENCE: Duration = Duration::from_secs(60);
 const READABLE: Access = Access { remote_read: true, ..Access::NONE };
 const ROUNDS: usize = 5;
@@ -39,7 +40,7 @@ fn open(address: &str) -> (Arc<VerbsDevice>, Arc<dyn ProtectionDomain>, Arc<dyn 
     (device, pd, cq, endpoint)
 }
 
-/// A connection of this process with itself: who reads, and whose memory it is.
+/// A connection of this process with itself: the end that READs, and the end whose memory is READ.
 fn joined(address: &str) -> (Side, Side) {
     let config = |cq: &Arc<dyn CompletionQueue>| QpConfig::new(cq, 64, 16);
     let (far_device, far_pd, far_cq, endpoint) = open(address);
@@ -59,7 +60,7 @@ fn joined(address: &str) -> (Side, Side) {
     )
 }
 
-/// Who READs pages, one at a time.
+/// The end that READs pages, one at a time.
 struct Reader {
     side: Side,
     local: Arc<dyn MemoryRegion>,
@@ -87,7 +88,7 @@ impl Reader {
         bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect()
     }
 
-    /// What all words of a page are; `None` if they differ.
+    /// The one word that a page consists of; `None` if its words differ.
     fn word_of(&self, region: &dyn MemoryRegion, page: usize) -> Option<u64> {
         assert_eq!(self.read(region, page), WcStatus::Success, "page {page}");
         let words = self.words();
@@ -115,7 +116,7 @@ fn magic_page() -> Vec<u8> {
     page
 }
 
-/// A page all of whose words say what it is: of which page of the window, and in which turn.
+/// Fills a page with a word, which tells the page of the window and the turn.
 fn fill(frames: &SharedMemory, frame: usize, word: u64) {
     let page: Vec<u8> = std::iter::repeat_n(word.to_le_bytes(), PAGE_SIZE / 8).flatten().collect();
     frames.write(frame * PAGE_SIZE, &page);
@@ -198,7 +199,7 @@ fn nothing_else_changes(checks: &mut Checks, address: &str) {
 }
 
 impl Window {
-    /// Shows all pages, in the frames in turn.
+    /// Points every page at a frame, round robin, and returns the word of the first frame.
     fn point_all(&self) -> u64 {
         let frames = self.frames.len() / PAGE_SIZE;
         (0..frames).for_each(|frame| fill(&self.frames, frame, frame as u64 + 1));
@@ -208,8 +209,8 @@ impl Window {
     }
 }
 
-/// Somebody evicts and promotes as a server does: a frame is filled anew, for another page, as soon as its old page is gone. READs bring words of the
-/// page that was asked for, or magic, and nothing else.
+/// A thread evicts and promotes as a server does: a frame is filled for another page as soon as its old page is gone. READs find words of the page
+/// that they name, or magic, and nothing else.
 fn everything_changes(checks: &mut Checks, address: &str) {
     const PAGES: usize = 64;
     const FRAMES: usize = 24;
@@ -228,7 +229,7 @@ fn everything_changes(checks: &mut Checks, address: &str) {
                 if let Some(page) = holds[frame].take() {
                     window.point(page, None);
                 }
-                // From here on the frame is another's.
+                // From here on the frame belongs to another page.
                 fill(&window.frames, frame, u64::MAX);
                 let page = (random.next_u64() % PAGES as u64) as usize;
                 if !holds.contains(&Some(page)) {
@@ -268,7 +269,7 @@ fn everything_changes(checks: &mut Checks, address: &str) {
 
 // ---- what it costs
 
-/// Times of rounds.
+/// The times of the rounds.
 struct Times(Vec<f64>);
 
 impl Times {
@@ -290,7 +291,7 @@ fn us_each(count: usize, mut each: impl FnMut(usize)) -> f64 {
     start.elapsed().as_secs_f64() * 1e6 / count as f64
 }
 
-/// Runs all of them in turn, so that what else the machine does meets each alike.
+/// Runs all measurements in turn, so that other work of the machine slows each of them alike.
 fn in_turn(what: &mut [(&str, &str, &mut dyn FnMut() -> f64)]) {
     let mut times: Vec<Vec<f64>> = what.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {

@@ -1,6 +1,6 @@
-//! Latencies of the software RNIC next to what the machine can do at best.
+//! Latencies of the software RNIC, beside the best that the machine can do.
 //!
-//! `cargo run --release -p cuttlefs-common --example rdma_bench [LINK,...]`: shm, tcp, tcp+tls, unix; all without
+//! `cargo run --release -p cuttlefs-common --example rdma_bench [LINK,...]`: shm, tcp, tcp+tls, unix; without a LINK all of them
 
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::ids::FileKey;
@@ -38,7 +38,7 @@ struct Half {
     qp: Arc<dyn QueuePair>,
 }
 
-/// Takes one completion; `sleepy` waits for it, else it is polled for.
+/// Takes one completion. With `sleepy` it sleeps until there is one, else it polls.
 fn next(cq: &dyn CompletionQueue, out: &mut Vec<Completion>, sleepy: bool) -> bool {
     let start = Instant::now();
     while cq.poll(out, 1) == 0 {
@@ -178,7 +178,7 @@ fn link(endpoint: &Endpoint, scheme: &str, tcp: &TcpSecurity) {
     }
 }
 
-/// The floor: two threads and blocking calls, 64 bytes there, a page and a header back.
+/// The lower bound: two threads with blocking calls, 64 bytes in one direction, a page and a header in the other.
 fn raw_loopback() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let address = listener.local_addr().expect("address");

@@ -1,10 +1,10 @@
-//! What perftest's ib_*_bw and ib_*_lat measure, through this library instead of libibverbs: scripts/vm/perftest.sh runs both.
+//! The measurements of perftest's ib_*_bw and ib_*_lat, through this library instead of libibverbs: scripts/vm/perftest.sh runs both.
 //!
 //! `rnic_perf serve rdma://ADDRESS:PORT` answers one client after another until standard input ends.
 //! `rnic_perf TEST BYTES ITERATIONS rdma://ADDRESS:PORT` prints what it measured in one line. TEST is `read_bw`, `write_bw`, `send_bw` (MiB a
 //! second), `read_lat`, `write_lat` or `send_lat` (median, 99 in 100, 999 in 1000, in microseconds; of a WRITE and a SEND half of there and back).
 //!
-//! As perftest does it: 128 requests under way, posted one by one, a completion for every hundredth; who waits polls and does not sleep;
+//! As in perftest, 128 requests are under way, posted one by one, with a completion for every hundredth; a waiting side polls and does not sleep; and
 //! a WRITE is noticed by its last byte in memory.
 
 use cuttlefs_common::ids::Rkey;
@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 
 /// Requests under way (perftest's --tx-depth).
 const DEPTH: u32 = 128;
-/// Receives that are posted (its --rx-depth).
+/// Posted receives (perftest's --rx-depth).
 const RECEIVES: u32 = 512;
-/// Every so many requests one completion (its --cq-mod).
+/// Requests for each completion (perftest's --cq-mod).
 const COMPLETION_EVERY: u64 = 100;
 /// Largest transfer.
 const BUFFER_BYTES: u64 = 1 << 20;
-/// Words of both sides about a test lie behind the buffers.
+/// Offset of the words that both sides exchange about a test, behind the buffers.
 const WORDS_AT: u64 = 2 * BUFFER_BYTES;
 const WORDS_BYTES: u32 = 64;
-/// Nobody waits longer for anything.
+/// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Failure = Box<dyn std::error::Error>;
@@ -43,7 +43,7 @@ enum Verb {
     Send,
 }
 
-/// What is measured, as client and server tell each other.
+/// A measurement, as client and server name it to each other.
 #[derive(Clone, Copy)]
 struct Test {
     verb: Verb,
@@ -81,13 +81,13 @@ impl Test {
     }
 }
 
-/// One side of a connection. What it sends lies at 0, what it gets at `BUFFER_BYTES`.
+/// One side of a connection. Bytes that it sends lie at 0, bytes that it receives at `BUFFER_BYTES`.
 struct Side {
     cq: Arc<dyn CompletionQueue>,
     mr: Arc<dyn MemoryRegion>,
     qp: Arc<dyn QueuePair>,
     out: Vec<Completion>,
-    /// Completions that nobody waited for yet, by kind.
+    /// Completions that `wait_for` has polled and not returned yet, by kind.
     came: [u64; 8],
 }
 
@@ -100,7 +100,7 @@ impl Side {
         RecvWr { wr_id: WrId(0), local: mr.sge(WORDS_AT, WORDS_BYTES) }
     }
 
-    /// How many completions of this kind came, at least one. Those of other kinds are kept.
+    /// Waits for completions of this kind, and returns how many there are: at least one. Completions of other kinds are kept.
     fn wait_for(&mut self, kind: CompletionKind) -> Result<u64, Failure> {
         let start = Instant::now();
         loop {
@@ -129,7 +129,7 @@ impl Side {
         Ok(self.qp.post_recv(&[RecvWr { wr_id: WrId(0), local: self.mr.sge(BUFFER_BYTES, len) }])?)
     }
 
-    /// Tells the peer these words.
+    /// Sends these words to the peer.
     fn tell(&mut self, words: &[u64]) -> Result<(), Failure> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let at = WORDS_AT + u64::from(WORDS_BYTES);
@@ -144,7 +144,7 @@ impl Side {
         Ok(std::array::from_fn(|index| self.mr.memory().load_u64(WORDS_AT as usize + 8 * index)))
     }
 
-    /// Waits until the last byte of what the peer writes is this.
+    /// Waits until the last byte that the peer writes has this value.
     fn wait_for_byte(&self, len: u32, wanted: u8) -> Result<(), Failure> {
         let last = self.mr.memory().atomic_u8((BUFFER_BYTES + u64::from(len) - 1) as usize);
         let start = Instant::now();
@@ -168,7 +168,7 @@ impl Side {
                 self.post(op, at, test.len, is_last)?;
                 posted += 1;
             }
-            // Each stands for all since the one before.
+            // Each completion stands for all requests since the one before.
             for _ in 0..self.wait_for(kind)? {
                 done = ((done / COMPLETION_EVERY + 1) * COMPLETION_EVERY).min(test.iterations);
             }
@@ -195,7 +195,7 @@ fn answer(side: &mut Side) -> Result<(), Failure> {
             side.post_receive(test.len)?;
         }
     } else {
-        // What the client says when it is done.
+        // For the client's message that the test is over.
         side.qp.post_recv(&[Side::words_receive(&side.mr)])?;
     }
     side.tell(&[u64::from(side.mr.rkey().0)])?;
@@ -234,7 +234,7 @@ fn answer(side: &mut Side) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a WRITE of this round ends with: never what was there before.
+/// The last byte of the WRITE of a round, different from that of the round before.
 fn mark(round: u64) -> u8 {
     (round % 250) as u8 + 1
 }
@@ -259,7 +259,7 @@ fn serve(endpoint: &Endpoint) -> Result<(), Failure> {
     let pd = device.alloc_pd()?;
     let listener = pd.listen(endpoint)?;
     std::thread::spawn(|| {
-        // The end of it is what this waits for, and an error is one.
+        // The server runs until standard input ends. A read error is an end, too.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
@@ -270,7 +270,7 @@ fn serve(endpoint: &Endpoint) -> Result<(), Failure> {
         let receives = vec![Side::words_receive(&mr)];
         let qp = listener.accept()?.accept(config(&cq), receives)?;
         let mut side = Side::new(cq, mr, qp);
-        // One client's failure is not the next one's.
+        // The failure of one client does not end the server.
         if let Err(error) = answer(&mut side) {
             eprintln!("a test failed: {error}");
         }
@@ -302,7 +302,7 @@ fn exchanges(side: &mut Side, test: Test, theirs: Remote) -> Result<Vec<u64>, Fa
         }
         let time = start.elapsed().as_nanos() as u64;
         times.push(if test.verb == Verb::Read { time } else { time / 2 });
-        // Its own completion came before the answer, or comes now.
+        // The completion of this side's request came before the answer, or comes now.
         match test.verb {
             Verb::Read => {}
             Verb::Write => _ = side.wait_for(CompletionKind::Write)?,

@@ -1,10 +1,10 @@
-//! How clients that are not trusted with all frames are best served over an RNIC: by memory windows on the frames of their files, or by the
-//! server's copies. docs/rdma.md has the figures and what follows from them.
+//! How to serve clients that are not trusted with all frames, over an RNIC: by memory windows on the frames of their files, or by copies that the
+//! server makes. docs/rdma.md has the figures and the conclusions.
 //!
 //! `CUTTLEFS_RDMA_ADDRESS=ADDRESS cargo run --release -p cuttlefs-common --features verbs --example untrusted_reads`
 //!
-//! Both ends are here, on the RNIC that has the address. Each figure is a median of five rounds, in which all that is measured takes
-//! turns, each of them a median of its own; behind it the least and the most of the five.
+//! Both ends run here, on the RNIC with that address. Each figure is the median of five rounds, with the least and the most of the five behind it. In
+//! a round the measurements take turns, and each is a median of its own.
 
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::TcpSecurity;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 5;
-/// Of one kind in a round.
+/// Measurements of one kind in a round.
 const TIMES: usize = 200;
 const RECONNECTS: usize = 5;
 const PAGE: u32 = 4096;
@@ -73,7 +73,7 @@ impl End {
                 self.cq.wait(Duration::from_secs(1));
             }
             match out.pop() {
-                // Of a queue pair that was closed.
+                // A flushed request of a queue pair that was closed.
                 Some(completion) if completion.status == WcStatus::Flushed => {}
                 Some(completion) => return completion,
                 None => {}
@@ -132,7 +132,7 @@ impl Pair {
     }
 }
 
-/// Microseconds of one of `times`: the median.
+/// The median time of `times` runs, in microseconds.
 fn median(times: usize, mut one: impl FnMut()) -> f64 {
     let mut all: Vec<f64> = (0..times)
         .map(|_| {
@@ -145,7 +145,7 @@ fn median(times: usize, mut one: impl FnMut()) -> f64 {
     all[all.len() / 2]
 }
 
-/// Binds windows to frames and ends them, all of each with one wait.
+/// Binds windows to frames and invalidates them, with one wait for all binds and one for all invalidations.
 fn bind_and_invalidate(pair: &Pair, windows: &[Arc<dyn MemoryWindow>]) {
     for (index, window) in windows.iter().enumerate() {
         window.bind(WrId(0), pair.binding(frame(index), PAGE)).expect("posted");
@@ -157,7 +157,7 @@ fn bind_and_invalidate(pair: &Pair, windows: &[Arc<dyn MemoryWindow>]) {
     pair.server.done(windows.len());
 }
 
-/// As a reader does that proves what it reads: entries, bytes, entries, in one doorbell.
+/// Reads as a reader that proves its bytes: table entries, bytes, entries again, with one doorbell.
 fn read_by_windows(pair: &Pair, qp: &dyn QueuePair, entries: Remote, frames: &[Remote]) {
     let client = &pair.client;
     let entry = |at| SendWr { signaled: true, ..silent(SendOp::Read(entries), client.mr.sge(at, 8)) };
@@ -172,8 +172,8 @@ fn read_by_windows(pair: &Pair, qp: &dyn QueuePair, entries: Remote, frames: &[R
     client.done(requests.len());
 }
 
-/// Answers requests as the server answers fetches: a short one's bytes go with the reply, a longer one's by WRITE before it. The request's
-/// length says how many pages.
+/// Answers requests as the server answers fetches: the bytes of a short one lie in the reply, those of a longer one are written before it. The length
+/// of the request is the number of pages.
 fn serve(pair: &Pair, qp: &dyn QueuePair, stop: &AtomicBool) {
     let (server, memory) = (&pair.server, pair.server.mr.memory());
     let mut out = Vec::new();
@@ -211,8 +211,8 @@ fn ask(pair: &Pair, qp: &dyn QueuePair, pages: usize) {
     qp.post_recv(&[pair.client.receive()]).expect("posted");
 }
 
-/// A read by a window that is invalidated meanwhile breaks the queue pair: the client connects again. (What a mount does besides, attaching,
-/// is not in this.)
+/// A read through a window that is invalidated meanwhile breaks the queue pair, and the client connects again. (A mount also has to attach again,
+/// which is not measured here.)
 fn read_what_was_evicted(pair: &Pair) -> f64 {
     let mut times: Vec<f64> = (0..RECONNECTS)
         .map(|_| {
@@ -240,7 +240,7 @@ fn read_what_was_evicted(pair: &Pair) -> f64 {
     times[times.len() / 2]
 }
 
-/// Takes what queue pairs that were closed leave.
+/// Takes the completions that closed queue pairs have left.
 fn drain(pair: &Pair) {
     let mut out = Vec::new();
     for end in [&pair.client, &pair.server] {
@@ -324,7 +324,7 @@ fn main() {
     for (what, bind, read, rpc) in [("1 page", bind, read, rpc), ("16 pages", bind_many, read_many, rpc_many)]
     {
         println!("{what}: bind and invalidate / RPC {:.2}, READs / RPC {:.2}", bind / rpc, read / rpc);
-        // The server's copies cost nothing for a page that nobody reads; a window is paid for before.
+        // The server's copies cost nothing for a page that nobody reads. A window costs its bind in any case.
         match rpc - read {
             gain if gain > 0.0 => println!("   a window pays from {:.1} reads by its client on", bind / gain),
             _ => println!("   a window never pays: READs take longer than the RPC"),

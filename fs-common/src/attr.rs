@@ -3,7 +3,7 @@
 use crate::ids::InodeNo;
 use serde::{Deserialize, Serialize};
 
-/// What an inode is. The number is the wire and disk format.
+/// The type of an inode. The numbers are the wire and disk format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum FileKind {
@@ -25,47 +25,47 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
-/// The extended attribute that holds who may access a file.
+/// The extended attribute that holds a file's access control list.
 pub const ACCESS_ACL_XATTR: &[u8] = b"system.posix_acl_access";
-/// The extended attribute that holds what new entries of a directory inherit.
+/// The extended attribute that holds the access control list that new entries of a directory inherit.
 pub const DEFAULT_ACL_XATTR: &[u8] = b"system.posix_acl_default";
 /// The extended attribute that holds a file's capabilities.
 pub const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
-/// What an inode is marked with. The bits are the wire and disk format.
+/// Marks of an inode. The bits are the wire and disk format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InodeFlags(pub u32);
 
 impl InodeFlags {
-    /// Nothing of it changes, names included.
+    /// The inode never changes, its names included.
     pub const IMMUTABLE: Self = Self(1);
-    /// Bytes are added at its end, names to it, and nothing else.
+    /// Bytes are only added at the end, and names only added to a directory.
     pub const APPEND_ONLY: Self = Self(1 << 1);
-    /// dump(8) leaves it out.
+    /// dump(8) leaves the inode out.
     pub const NO_DUMP: Self = Self(1 << 2);
-    /// Reads do not change its access time.
+    /// Reads do not change the access time.
     pub const NO_ATIME: Self = Self(1 << 3);
-    /// Those that chattr(1) sets.
+    /// The marks that chattr(1) sets.
     pub const SETTABLE: Self = Self(0xf);
-    /// It has an access ACL that is more than its mode.
+    /// The inode has an access ACL that says more than its mode.
     pub const ACCESS_ACL: Self = Self(1 << 8);
-    /// A directory whose new entries inherit an ACL.
+    /// The directory has an ACL that new entries inherit.
     pub const DEFAULT_ACL: Self = Self(1 << 9);
-    /// It has file capabilities.
+    /// The file has capabilities.
     pub const CAPABILITY: Self = Self(1 << 10);
     const ALL: u32 = 0x70f;
 
-    /// Whether it has all of these.
+    /// Whether all of these marks are set.
     pub const fn has(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// Whether it has any of these.
+    /// Whether any of these marks is set.
     pub const fn has_any(self, flags: Self) -> bool {
         self.0 & flags.0 != 0
     }
 
-    /// These as well, or without them.
+    /// These marks set as well (`on`), or cleared.
     #[must_use]
     pub const fn with(self, flags: Self, on: bool) -> Self {
         if on { Self(self.0 | flags.0) } else { Self(self.0 & !flags.0) }
@@ -108,12 +108,12 @@ pub struct Attr {
     pub btime: Timestamp,
     /// Moves whenever contents or attributes change; tells a client whether its pages are still good.
     pub change: u64,
-    /// What it is marked with.
+    /// Marks.
     pub flags: InodeFlags,
 }
 
 impl Attr {
-    /// An empty file of root's that nobody has changed: what tests begin with.
+    /// An empty file of root's that nobody has changed, for tests.
     pub fn empty_file(ino: InodeNo) -> Self {
         let never = Timestamp::default();
         Self {
@@ -135,8 +135,8 @@ impl Attr {
         }
     }
 
-    /// Whether chattr(1) marks forbid this change: an immutable inode takes none, one that is only added to neither another
-    /// length nor other owners, bits and times than now.
+    /// Whether the inode's chattr(1) marks forbid this change. An immutable inode takes none; an append-only one takes no other length, owner, mode
+    /// bits, or times than the present.
     pub const fn forbids(&self, set: &SetAttr) -> bool {
         let times = set.atime.is_some() || set.mtime.is_some() || set.ctime.is_some();
         let other_times =
@@ -146,7 +146,7 @@ impl Attr {
             || (self.flags.has(InodeFlags::APPEND_ONLY) && (others || other_times))
     }
 
-    /// Whether who runs it gets more than his own rights.
+    /// Whether a program in this file runs with more rights than its user has.
     pub const fn has_privileges(&self) -> bool {
         const SET_IDS: u16 = 0o6000;
         let may_run = matches!(self.kind, FileKind::File);
@@ -157,13 +157,13 @@ impl Attr {
 /// A time to set: what `utimensat` can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetTime {
-    /// The server's clock.
+    /// The time of the server's clock.
     Now,
-    /// This very time.
+    /// This time.
     At(Timestamp),
 }
 
-/// The attributes one `setattr` changes; `None` leaves one as it is.
+/// The attributes that one `setattr` changes; `None` leaves an attribute as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     /// New permission bits.

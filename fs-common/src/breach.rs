@@ -1,21 +1,21 @@
-//! The reasons for which a connection is ended.
+//! The reason for which a connection is ended.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
 
-/// What a peer did against the protocol, or what failed on the way to it, so that its connection is ended: a sentence for the log, and for the
-/// peer where it can still hear it. Nobody goes on from it in one way or another: whoever tells cases apart has an error of his own.
+/// A peer's breach of the protocol, or a failure of its link, that ends its connection: a sentence for the log, and for the peer if it can still be
+/// told. No caller distinguishes cases of it; code that has to has an error type of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breach(Cow<'static, str>);
 
 impl Breach {
-    /// In these words.
+    /// A breach with this text.
     pub const fn of(what: &'static str) -> Self {
         Self(Cow::Borrowed(what))
     }
 
-    /// In these words, with figures in them.
+    /// A breach with this text, which has figures in it.
     pub fn new(what: fmt::Arguments<'_>) -> Self {
         Self(Cow::Owned(what.to_string()))
     }

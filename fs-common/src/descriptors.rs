@@ -1,4 +1,4 @@
-//! Descriptors of this process: as many as the system grants, and some kept for files of its own.
+//! File descriptors of this process: as many as the system grants, and some reserved for its own files.
 //!
 //! The kernel gives the lowest free number, so a descriptor's number says how many there are at least. A listener that is
 //! given one of the last `OWN_DESCRIPTORS` closes it again, so that the database, logs and `status` still get theirs.
@@ -9,13 +9,13 @@ use std::io;
 
 /// Descriptors that peers' connections never get: the metadata store's files, sum blocks, rings, logs.
 pub const OWN_DESCRIPTORS: u64 = 256;
-/// More than any server needs; some systems grant a thousand times that, and what closes all of them is slow.
+/// More than any server needs. Some systems grant a thousand times more, and programs that close all of them would be slow.
 const MOST: u64 = 1 << 18;
 
-/// Raises the limit to what the system grants. Returns it.
+/// Raises the limit to what the system grants, and returns it.
 ///
 /// # Errors
-/// If the system refuses what it grants.
+/// The system refuses a limit that it has granted.
 pub fn raise_limit() -> io::Result<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let granted = maximum.unwrap_or(MOST).min(MOST);
@@ -27,11 +27,11 @@ pub fn raise_limit() -> io::Result<u64> {
     Ok(granted)
 }
 
-/// Whether a descriptor is one that a peer may have.
+/// Whether a peer's connection may have this descriptor.
 pub fn is_for_peers(descriptor: &OwnedFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(0);
-    // A process with few has few of its own: a test, a client.
+    // A process with a small limit, such as a test or a client, reserves only a part of it.
     number < limit - OWN_DESCRIPTORS.min(limit / 4)
 }
 
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
 
-    /// In one test: the limit is the process's.
+    /// All in one test, since the limit belongs to the process.
     #[test]
     fn the_last_descriptors_are_not_for_peers() {
         let granted = raise_limit().expect("raised");

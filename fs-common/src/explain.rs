@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-/// The error's text, then its causes', each after a colon. A cause that the text before it ends with already is not
-/// said again: some errors show their cause themselves, because they are logged without their chain.
+/// The text of the error, then the texts of its causes, each behind a colon. A cause is left out if the text before it already ends with it: some
+/// errors show their cause themselves, because they are logged without their chain.
 pub fn explain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -14,8 +14,8 @@
 //! * An idle payer costs nothing: an account that is ahead of no other is forgotten.
 //!
 //! # Bounds
-//! The maker of a piece bounds it. A piece is not interrupted, so it has to be short: long work is divided into turns (rounds of
-//! frames in the NIC engine, yields in requests).
+//! The maker of a piece bounds it. A piece is not interrupted, so it has to be short: long work is divided into turns (a bounded number of packets in
+//! the NIC engine, yields in requests).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -29,9 +29,9 @@ impl Payer {
     pub const OWN: Self = Self(0);
 }
 
-/// The least a piece costs: clocks may stand still, and whoever does many short things must pay for them, too.
+/// The least cost of a piece: a clock may not move between two readings, and many short pieces must be paid for, too.
 const LEAST_NS: u64 = 100;
-/// Accounts that may be kept beside those with work before they are looked through.
+/// Idle accounts that may be kept before `forget_even` looks through them.
 const IDLE_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -44,11 +44,11 @@ struct Account<T> {
 #[derive(Debug)]
 pub struct FairQueue<T> {
     accounts: HashMap<Payer, Account<T>>,
-    /// Payers with work, by what was spent on them.
+    /// Payers with work, ordered by the time spent on them.
     order: BTreeSet<(u64, Payer)>,
-    /// What was spent on the payer that was served last, before that: no newcomer has less.
+    /// The account of the payer that was served last, before that piece: a new payer starts no lower.
     level_ns: u64,
-    /// Accounts without work that may be kept before they are looked through once more.
+    /// Idle accounts that may be kept before `forget_even` looks through them again.
     idle_max: usize,
 }
 
@@ -64,7 +64,7 @@ impl<T> FairQueue<T> {
         self.order.is_empty()
     }
 
-    /// Adds a piece behind the payer's others.
+    /// Adds a piece behind the other pieces of this payer.
     pub fn push(&mut self, payer: Payer, piece: T) {
         let new = || Account { spent_ns: 0, work: VecDeque::new() };
         let account = self.accounts.entry(payer).or_insert_with(new);
@@ -75,7 +75,7 @@ impl<T> FairQueue<T> {
         account.work.push_back(piece);
     }
 
-    /// The next piece. Who does it says afterwards what it cost ([`FairQueue::charge`]).
+    /// The next piece. The caller does it, then tells its cost with [`FairQueue::charge`].
     pub fn pop(&mut self) -> Option<(Payer, T)> {
         let &(spent_ns, payer) = self.order.first()?;
         self.level_ns = spent_ns;
@@ -87,7 +87,7 @@ impl<T> FairQueue<T> {
         Some((payer, piece))
     }
 
-    /// So much time was spent on the payer's work.
+    /// Adds time that was spent on the payer's work to its account.
     pub fn charge(&mut self, payer: Payer, time: Duration) {
         let Some(account) = self.accounts.get_mut(&payer) else { return };
         let before = account.spent_ns;
@@ -105,7 +105,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Forgets who has no work and is ahead of nobody. Looks again when there are twice as many as it had to keep.
+    /// Forgets payers that have no work and are ahead of nobody. The next look is when there are twice as many as had to be kept.
     fn forget_even(&mut self) {
         let level_ns = self.order.first().map_or(self.level_ns, |(spent_ns, _)| *spent_ns);
         self.accounts.retain(|_, account| !account.work.is_empty() || account.spent_ns > level_ns);
@@ -184,7 +184,7 @@ mod tests {
             queue.pop();
             queue.charge(GREEDY, micros(100));
         }
-        // That was nobody else's time. The next piece is: while it runs, somebody comes.
+        // Nobody else had work then, so that time is not owed. During the next piece another payer gets work, so that piece is owed.
         queue.push(GREEDY, 0);
         assert_eq!(queue.pop(), Some((GREEDY, 0)));
         (0..50).for_each(|piece| queue.push(MODEST, piece));

@@ -3,7 +3,7 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the way of a read and of a write through the tree.
 
-// They panic where nobody reads; `say!` and `tell!` do not.
+// The print macros panic when nobody reads the output; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 /// Inode attributes as they cross the wire.
@@ -12,37 +12,37 @@ pub mod attr;
 pub mod breach;
 /// Keys that servers and clients share, and by which they know each other.
 pub mod cluster_key;
-/// How many descriptors there may be, and who gets the last ones.
+/// How many descriptors the process may have, and which of them are its own.
 pub mod descriptors;
 /// Errors as people read them.
 pub mod explain;
-/// Turns by time: whose work a thread does next.
+/// Turns by time: the choice of a thread's next work.
 pub mod fair;
 /// Newtypes for every number that crosses a boundary.
 pub mod ids;
 /// The life of a simulated process, counted in events.
 pub mod life;
-/// Advisory locks: ranges, modes, lists of who holds what.
+/// Advisory locks: ranges, modes, and lists of held locks.
 pub mod locks;
 /// A log that no peer can fill.
 pub mod log_limit;
 /// Mapped memory shared between threads and processes.
 pub mod memory;
-/// Which names a directory entry may have.
+/// The names that a directory entry may have.
 pub mod name;
 /// A panic ends the process.
 pub mod panic_ends;
-/// What makes bytes outlive a crash.
+/// How bytes become persistent.
 pub mod persist;
 /// The verbs-shaped API and its providers.
 pub mod rdma;
-/// What the log holds.
+/// The records of a client's ring, and the ring.
 pub mod redo;
-/// What clients may read one-sidedly, and the arithmetic of pages.
+/// The memory that clients read one-sidedly, and the arithmetic of pages.
 pub mod region;
 /// RPC messages.
 pub mod rpc;
-/// Sizes as people write them.
+/// Sizes in the notation of people.
 pub mod size;
 /// How long an idle thread spins before it sleeps.
 pub mod spin;
@@ -50,7 +50,7 @@ pub mod spin;
 pub mod status;
 /// Locks and fences that a model checker replaces.
 pub mod sync;
-/// Lines for people.
+/// Output for people.
 pub mod terminal;
 /// Clock and randomness as they come in from outside.
 pub mod world;

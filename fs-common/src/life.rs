@@ -9,7 +9,7 @@
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What a process does to its world.
+/// What a process does to its surroundings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Event {
     /// An IO is given to the data disk.
@@ -44,16 +44,16 @@ impl Event {
     ];
 }
 
-/// With which event a life ends.
+/// The event with which a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// The one after so many.
+    /// Number of events that still happen before it.
     pub after: u64,
-    /// Of this kind, or of any.
+    /// The kind of event that counts; `None`: every kind.
     pub of: Option<Event>,
 }
 
-/// What becomes of an event.
+/// Whether an event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It happens.
@@ -68,39 +68,39 @@ pub enum Fate {
 struct State {
     /// Events since the simulation began, over all lives.
     events: u64,
-    /// Of the order of all events: two runs that agree in it did the same.
+    /// A digest of the order of all events: two runs with the same digest did the same.
     digest: u64,
-    /// The event with which it ends, counted from now.
+    /// The event that ends this life, counted from now.
     end: Option<End>,
-    /// It ended, with this.
+    /// The event that ended this life.
     over: Option<Event>,
-    /// No event ends it for now.
+    /// Whether no event ends it for now.
     spared: bool,
 }
 
-/// The life of the process that runs now. Clones are the same life; who is given none is immortal.
+/// The life of the process that runs now. Clones are the same life; a process without one is immortal.
 #[derive(Clone, Debug, Default)]
 pub struct Life {
     state: Arc<Mutex<State>>,
 }
 
 impl Life {
-    /// A new life begins: the process that had the one before is gone.
+    /// Begins a new life: the process of the life before is gone.
     pub fn begin(&self) {
         self.state.lock().over = None;
     }
 
-    /// When it ends, counted from now; `None`: it does not.
+    /// Sets the event that ends it, counted from now; `None`: no event does.
     pub fn end(&self, end: Option<End>) {
         self.state.lock().end = end;
     }
 
-    /// While it is spared events are counted, and if it should have ended it does so with the first behind.
+    /// While `spared`, events are counted and none ends the life. If its end came due meanwhile, the next event of that kind ends it.
     pub fn spare(&self, spared: bool) {
         self.state.lock().spared = spared;
     }
 
-    /// Whether it is to end with some event.
+    /// Whether an event is set that will end it.
     pub fn will_end(&self) -> bool {
         self.state.lock().end.is_some()
     }
@@ -110,18 +110,18 @@ impl Life {
         self.state.lock().over.is_some()
     }
 
-    /// What it ended with.
+    /// The event that ended it.
     pub fn last_event(&self) -> Option<Event> {
         self.state.lock().over
     }
 
-    /// How many events there were, over all lives, and a digest of their order.
+    /// The number of events over all lives, and a digest of their order.
     pub fn events(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.events, state.digest)
     }
 
-    /// The process is about to do this. `about` tells events of one kind apart in the digest: a place, a length.
+    /// The process is about to do this. `about`, such as an offset or a length, distinguishes events of one kind in the digest.
     pub fn meets(&self, event: Event, about: u64) -> Fate {
         let mut state = self.state.lock();
         if state.over.is_some() {
@@ -147,7 +147,7 @@ impl Life {
         }
     }
 
-    /// As `meets`, of what happens whole or not at all.
+    /// As `meets`, for an event that happens completely or not at all.
     pub fn allows(&self, event: Event, about: u64) -> bool {
         self.meets(event, about) == Fate::Happens
     }

@@ -1,4 +1,4 @@
-//! Messages that no peer can make endless: a number of lines of each kind a minute, and then the number of further ones.
+//! Messages that no peer can make endless: a bounded number of lines of each kind a minute, then one line with the number left out.
 //!
 //! A *kind* is a place in the code: a peer can bring the process past few of those. Lines below `INFO` appear only on request
 //! and are not limited. A kind whose minute is over tells how many lines were left out with the next line of any kind.
@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Lines of one kind in a minute. Ten kinds that a peer can bring about make some 100 MB in a day then.
+/// Lines of one kind in a minute. Ten kinds that a peer can trigger then make some 100 MB a day.
 pub const LINES_A_MINUTE: u32 = 30;
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -25,12 +25,12 @@ struct Kind {
     place: String,
 }
 
-/// Kinds by where they are in the code: as many as the program has places that log.
+/// Kinds by their places in the code: at most as many as the program has places that log.
 #[derive(Default)]
 struct Kinds(HashMap<Identifier, Kind>);
 
 impl Kinds {
-    /// A line is to be written: whether it is.
+    /// Whether a line may be written. Counts it.
     fn admit(&mut self, metadata: &Metadata<'_>, now: Instant) -> bool {
         if *metadata.level() > Level::INFO {
             return true;
@@ -50,14 +50,14 @@ impl Kinds {
         is_written
     }
 
-    /// How many lines were left out, of kinds whose minute is over.
+    /// The places whose minute is over, each with the number of lines that were left out.
     fn left_out(&mut self, now: Instant) -> Vec<(String, u64)> {
         let over = self.0.values_mut().filter(|kind| kind.left_out > 0 && now - kind.began >= MINUTE);
         over.map(|kind| (kind.place.clone(), std::mem::take(&mut kind.left_out))).collect()
     }
 }
 
-/// Writes lines as `Format` does, but not too many of one kind.
+/// Writes lines as `Format` does, but bounds those of one kind.
 #[derive(Default)]
 pub struct Limited {
     format: Format,

@@ -27,11 +27,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// What memory holds, in builds with debug assertions, when it is lent again, in the place of what its last user left there. Nobody
-/// is to be sent it, or shown it: the tests that look at what peers are sent look for it.
+/// In builds with debug assertions, memory that is lent again holds this in the place of its last user's bytes. It must never be sent or shown to
+/// anybody: the tests that look at what peers are sent look for it.
 pub const STALE: [u8; 16] = [0xdb; 16];
 
-/// Spoils memory of which nobody is to see what its last user left: in builds with debug assertions it becomes `STALE`.
+/// Overwrites memory whose last user's bytes nobody may see: with `STALE`, in builds with debug assertions only.
 pub fn spoil(bytes: &mut [u8]) {
     if cfg!(debug_assertions) {
         bytes.fill(STALE[0]);
@@ -45,13 +45,13 @@ pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
-    /// It is a part of what `fd` is, which no peer may have.
+    /// The memory is a part of what `fd` opens, which no peer may have as a whole.
     is_part: bool,
-    /// Its pages show others from time to time: an RNIC must follow the mapping, and not keep pages.
+    /// The pages show other memory from time to time: an RNIC must follow the mapping, and not keep pages.
     is_pointed: bool,
-    /// Registrations with RNICs: they keep the pages that are there, whatever becomes of the mapping.
+    /// Number of registrations with RNICs. They keep the pages that are there now, whatever happens to the mapping.
     pins: AtomicU32,
-    /// What a model checker sees of it.
+    /// The model checker's view of the memory.
     #[cfg(feature = "model-check")]
     pub modelled: crate::sync::Words,
 }
@@ -109,12 +109,12 @@ impl SharedMemory {
         Self::map(fd, len_bytes, writable)
     }
 
-    /// Maps a part of a regular file, or of a device of persistent memory, for reading and writing: a log. It cannot be sealed, so whoever
-    /// calls trusts whoever can shorten it. With `sync` the mapping is `MAP_SYNC`, which the kernel grants for persistent memory only: there
-    /// a written-back cache line is durable, metadata of the file included. A device's bounds are the kernel's to check.
+    /// Maps a part of a regular file, or of a device of persistent memory, for reading and writing: a log. It cannot be sealed, so the caller trusts
+    /// everybody who can shorten it. With `sync` the mapping is `MAP_SYNC`, which the kernel grants for persistent memory only: a cache line that is
+    /// written back there is durable, the file's metadata included. The kernel checks the bounds of a device.
     ///
     /// # Errors
-    /// If it is no regular file of that many bytes, or `MAP_SYNC` is not to be had.
+    /// The file is not regular or shorter than that, or the kernel grants no `MAP_SYNC`.
     pub fn map_persistent(fd: OwnedFd, len_bytes: usize, offset: u64, sync: bool) -> io::Result<Self> {
         use rustix::fs::FileType;
         let stat = rustix::fs::fstat(&fd)?;
@@ -177,17 +177,17 @@ impl SharedMemory {
         self.writable
     }
 
-    /// Whether its pages show others from time to time ([`PointedMemory`]).
+    /// Whether the pages show other memory from time to time ([`PointedMemory`]).
     pub fn is_pointed(&self) -> bool {
         self.is_pointed
     }
 
-    /// The memfd, to hand to a peer. Of pointed memory there is none that shows the same.
+    /// The memfd, to hand to a peer. The memfd of pointed memory does not show the same bytes.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Whether the descriptor is of more than this memory, so that no link can map it: a log's part of a device.
+    /// Whether the descriptor opens more than this memory, so that no link can map it: the part of a device that a log has.
     pub fn is_part(&self) -> bool {
         self.is_part
     }
@@ -203,17 +203,17 @@ impl SharedMemory {
         self.base
     }
 
-    /// The pages that are there stay, as long as the answer lives: an RNIC reads and writes them.
+    /// Keeps the pages that are there now as long as the returned value lives, because an RNIC reads and writes them.
     pub fn pin(self: &Arc<Self>) -> Pinned {
         self.pins.fetch_add(1, Ordering::AcqRel);
         Pinned(self.clone())
     }
 
-    /// Gives the whole pages of a range back to the system; they read as zeros from then on. Pinned memory stays as it is: new pages would
-    /// be in its place for the processor, and the old ones for the RNIC.
+    /// Gives the whole pages of a range back to the system; they read as zeros from then on. Pinned memory stays unchanged: otherwise the processor
+    /// would see new pages, and the RNIC the old ones.
     ///
     /// # Errors
-    /// The memory behind it cannot be given back; nothing is lost by that.
+    /// The system cannot take the memory back; nothing is lost.
     pub fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(self.contains(offset as u64, len as u64), "discard outside of the memory");
         let page = rustix::param::page_size();
@@ -242,8 +242,8 @@ impl SharedMemory {
         unsafe { racing_copy(self.base.as_ptr().add(offset), out.as_mut_ptr(), out.len()) }
     }
 
-    /// As an RNIC reads for a READ: an aligned word of eight bytes in a range of at most [`Self::WHOLE_WORDS_MAX`] bytes is read whole,
-    /// and what is read afterwards is at least as new as what this read. Longer ranges can be torn anywhere.
+    /// Reads as an RNIC does for a READ: aligned words of eight bytes are not torn in a range of at most [`Self::WHOLE_WORDS_MAX`] bytes, and later
+    /// reads find nothing older than this one. Longer ranges can be torn anywhere.
     pub fn read_as_rnic(&self, offset: usize, out: &mut [u8]) {
         assert!(self.contains(offset as u64, out.len() as u64), "read past shared memory");
         if out.len() <= Self::WHOLE_WORDS_MAX && offset.is_multiple_of(8) {
@@ -270,7 +270,7 @@ impl SharedMemory {
         to.write(to_offset, &bytes[..len]);
     }
 
-    /// Longest range whose aligned words [`Self::read_as_rnic`] reads whole: the entries of 64 pages.
+    /// Longest range in which [`Self::read_as_rnic`] does not tear aligned words: the entries of 64 pages.
     pub const WHOLE_WORDS_MAX: usize = 512;
 
     /// Copies bytes in. A concurrent reader can see them torn.
@@ -285,9 +285,8 @@ impl SharedMemory {
         unsafe { racing_copy(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
     }
 
-    /// As `write`, and the last eight bytes are stored after all others, in one store, where their place is aligned:
-    /// who loads that word with acquire and finds it sees the others. A string copy alone promises no order among its
-    /// stores (Intel SDM volume 1, 7.3.9.3).
+    /// As `write`, but if the last eight bytes are at an aligned place, they are stored after all others, in one store. A reader that loads that word
+    /// with acquire and finds it then finds the others, too. A string copy alone promises no order among its stores (Intel SDM volume 1, 7.3.9.3).
     pub fn write_word_last(&self, offset: usize, bytes: &[u8]) {
         assert!(self.writable, "write to a read-only mapping");
         assert!(self.contains(offset as u64, bytes.len() as u64), "write past shared memory");
@@ -313,8 +312,7 @@ impl SharedMemory {
         to.atomic_u64(to_offset + len - 8).store(u64::from_ne_bytes(word), Ordering::Release);
     }
 
-    /// Writes the range's cache lines back to what is behind them, and fences: on persistent memory the range is
-    /// durable when this returns.
+    /// Writes the cache lines of the range back to the memory behind them, and fences: persistent memory is durable when this returns.
     pub fn write_back(&self, offset: usize, len: usize) {
         assert!(self.contains(offset as u64, len as u64), "write-back past shared memory");
         // SAFETY: the range was just checked and stays mapped while `self` lives.
@@ -347,8 +345,8 @@ impl SharedMemory {
         unsafe { racing_fill(self.base.as_ptr().add(offset), byte, len) }
     }
 
-    /// The `u64` at `offset` as an atomic. Asserts that it is aligned and inside, and that the mapping may be written:
-    /// of others see `load_u64`.
+    /// The `u64` at `offset` as an atomic. Asserts that it is aligned and inside, and that the mapping may be written. For read-only mappings there
+    /// is `load_u64`.
     pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         assert!(self.writable, "an atomic in a read-only mapping");
         assert!(self.contains(offset as u64, 8) && offset.is_multiple_of(8), "misplaced u64");
@@ -467,10 +465,10 @@ unsafe fn racing_fill(to: *mut u8, byte: u8, len: usize) {
     }
 }
 
-/// As many heaps as malloc may have. Its threads take turns with them; more would each keep what its threads once needed.
+/// Heaps that malloc may have. Threads take turns with them; with more heaps each would keep the memory that its threads once needed.
 const HEAPS: libc::c_int = 2;
 
-/// Has the process's heap stay small. To be called before there are threads.
+/// Keeps the process's heap small. Call it before there are threads.
 pub fn limit_heaps() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it changes a setting of malloc's, and no other thread allocates yet.
@@ -479,7 +477,7 @@ pub fn limit_heaps() {
     }
 }
 
-/// Gives back to the system what of the heap nobody uses.
+/// Gives unused memory of the heap back to the system.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim takes malloc's own locks; it may be called by any thread at any time.

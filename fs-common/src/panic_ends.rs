@@ -22,7 +22,7 @@ thread_local! {
     static SURVIVES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on a panic ends this process. First thing in `main`; `program` is what it calls itself.
+/// Lets every panic end this process from now on. Call it first in `main`; `program` is the name of the program.
 pub fn install(program: &'static str) {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -30,7 +30,7 @@ pub fn install(program: &'static str) {
             return;
         }
         tell(panic);
-        // Not by tracing: whoever panicked may be in the midst of it.
+        // Not by tracing: the panicking thread may be in the middle of tracing.
         let _ = writeln!(
             std::io::stderr(),
             "{program}: ends here, as if it was killed: the panic above is a fault of {program}"
@@ -43,10 +43,10 @@ fn is_survived() -> bool {
     SURVIVES.get()
 }
 
-/// Calls what may panic on what it finds, and is to be survived.
+/// Calls a function that may panic on damaged data, and survives its panic.
 ///
 /// # Errors
-/// What it panicked with.
+/// The value of the panic.
 pub fn survive<T>(call: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
     struct Surviving(bool);
     impl Drop for Surviving {
@@ -58,8 +58,8 @@ pub fn survive<T>(call: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
     catch_unwind(AssertUnwindSafe(call))
 }
 
-/// Panics here if a test asked for it: `CUTTLEFS_TEST_PANIC=PLACE:FILE` names the place, and the file that must be there by then. Each
-/// kind of thread and of task has its place; tests see the process end with each. Not in release builds.
+/// Panics here if a test asks for it: the environment variable `CUTTLEFS_TEST_PANIC=PLACE:FILE` names the place, and a file that must exist by then.
+/// Each kind of thread and of task has a place; tests check that a panic in each ends the process. Does nothing in release builds.
 #[inline]
 pub fn plant(place: &str) {
     #[cfg(debug_assertions)]

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `8G`, `512M`, `64K`, `2T`, powers of 1024; a plain number is bytes.
+//! Sizes in the notation of people: `8G`, `512M`, `64K`, `2T`, powers of 1024; a plain number is bytes.
 
 use std::str::FromStr;
 

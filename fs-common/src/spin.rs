@@ -1,48 +1,45 @@
 //! How long a thread that waits spins before it sleeps.
 //!
-//! A sleep and a wake-up cost 5 to 50 microseconds on a virtual machine, whose halted cores the hypervisor has to
-//! start again. Spinning for as long as that costs is at worst twice as expensive as knowing the future; spinning at
-//! all is a waste when nothing comes for long. So the budget grows when waits turn out short and shrinks to nothing
-//! when they turn out long, as the halt polling of KVM does. A thread without load therefore does not spin, and a
-//! machine with two cores is not burnt by idle polling.
+//! A sleep and a wake-up cost 5 to 50 microseconds on a virtual machine, whose halted cores the hypervisor has to start again. Spinning for that time
+//! costs at most twice as much as the best possible choice; but if nothing comes for long, all spinning is wasted. So the budget grows when waits
+//! turn out short and shrinks to nothing when they turn out long, as in the halt polling of KVM. Therefore a thread without load does not spin, and
+//! idle polling does not take the cores of a small machine.
 //!
-//! A spinning thread calls `pause` in its loop, which gives the core away: on two cores the thread that is waited for is often the
-//! next one on this very core, and would otherwise queue behind the spinning thread (measured: four times the creates a second).
+//! A spinning thread calls `pause` in its loop, which yields the core: on two cores the thread that is waited for is often the next one on this very
+//! core, and would otherwise queue behind the spinning thread (measured: four times the creates a second).
 //!
-//! But a core that is given away can be gone for milliseconds: the kernel puts a thread that yields behind the time slices of all
-//! other threads. Unlike a sleeper, the thread is not woken when the event comes that it waits for. So after a pause that took
-//! long there is no further one for fifty times as long. Spinning is for cores that no other thread wants, and where they are
-//! wanted it costs a fiftieth of the time at most.
+//! But a yielded core can be away for milliseconds: the kernel puts a thread that yields behind the time slices of all other threads, and, unlike a
+//! sleeper, does not wake it when the awaited event comes. So after a pause that took long there is no further one for fifty times as long. Spinning
+//! is for cores that no other thread wants; where other threads want them, it costs at most a fiftieth of the time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The most a thread spins: what a sleep and a wake-up cost.
+/// The longest spin: the cost of a sleep and a wake-up.
 const MOST_SPIN: Duration = Duration::from_micros(60);
 /// The first step from not spinning at all.
 const LEAST_SPIN: Duration = Duration::from_micros(2);
-/// A wait shorter than this was worth spinning for: with a little more budget the next may be caught.
+/// A wait shorter than this was worth spinning for: a slightly larger budget may catch the next one.
 const SHORT_WAIT: Duration = Duration::from_micros(200);
-/// A pause longer than this gave the core to somebody who is not waited for: what hands work over to another thread runs for
-/// some tens of microseconds.
+/// A pause longer than this gave the core to a thread that nobody waits for: a thread that passes work on runs only for some tens of microseconds.
 const LONG_PAUSE: Duration = Duration::from_micros(200);
-/// For how many times as long nobody spins then.
+/// Time without spinning after a long pause, as a multiple of the pause.
 const REST_FACTOR: u32 = 50;
 
 const _: () = assert!(LEAST_SPIN.as_nanos() < MOST_SPIN.as_nanos());
 const _: () = assert!(MOST_SPIN.as_nanos() < SHORT_WAIT.as_nanos());
 
-/// One turn of a spinning loop: whoever else is ready on this core goes first.
+/// One turn of a spinning loop: any other thread that is ready on this core goes first.
 pub fn pause() {
     std::thread::yield_now();
 }
 
-/// The adaptive budget. Threads that share one steer it together; relaxed, for it is a guess.
+/// The adaptive budget. Threads that share it adapt it together; relaxed, since it is a guess.
 #[derive(Debug)]
 pub struct SpinBudget {
     made: Instant,
     spin_ns: AtomicU64,
-    /// Since `made`: nobody spins before.
+    /// End of the time without spinning, counted from `made`.
     rests_until_ns: AtomicU64,
 }
 
@@ -63,7 +60,7 @@ impl SpinBudget {
         time.saturating_duration_since(self.made).as_nanos() as u64
     }
 
-    /// How long to spin in all, as of now.
+    /// The whole time to spin, as of now.
     pub fn spin(&self, now: Instant) -> Duration {
         if self.since_made_ns(now) < self.rests_until_ns.load(Ordering::Relaxed) {
             return Duration::ZERO;
@@ -71,7 +68,8 @@ impl SpinBudget {
         Duration::from_nanos(self.spin_ns.load(Ordering::Relaxed))
     }
 
-    /// One turn of a spinning loop: whoever else is ready on this core goes first. After one that took long the budget is none.
+    /// One turn of a spinning loop: any other thread that is ready on this core goes first. After a turn that took long the budget is zero for a
+    /// while.
     pub fn pause(&self) {
         let began = Instant::now();
         pause();
@@ -85,7 +83,7 @@ impl SpinBudget {
         }
     }
 
-    /// Spinning found nothing, and the wait was so long in all.
+    /// Spinning found nothing, and the whole wait took this long.
     pub fn waited(&self, idle: Duration) {
         let spin = Duration::from_nanos(self.spin_ns.load(Ordering::Relaxed));
         let next = if idle < SHORT_WAIT {
@@ -126,7 +124,7 @@ mod tests {
         let lost = Duration::from_millis(3);
         budget.paused(began, lost);
         let back = began + lost + lost * REST_FACTOR;
-        // What came meanwhile came soon, and that is no reason.
+        // An event that came soon does not end the time without spinning.
         budget.waited(Duration::from_micros(30));
         assert_eq!(budget.spin(began + lost), Duration::ZERO);
         assert_eq!(budget.spin(back - Duration::from_micros(1)), Duration::ZERO);

@@ -1,7 +1,7 @@
 //! The wire status: the closed set of outcomes an RPC can have.
 //!
-//! It is not errno: the server does not know whose errno would be meant. The FUSE edge of the client
-//! maps each status to one errno, in one table (`fs-client/src/fuse/errno.rs`).
+//! It is not errno, since each operating system has its own. The FUSE side of the client maps each status to one errno, in one table
+//! (`fs-client/src/fuse/errno.rs`).
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[repr(u32)]
 pub enum Status {
-    /// No such name, inode or attribute's owner.
+    /// The name, the inode, or the inode of an attribute does not exist.
     #[error("no such file or directory")]
     NotFound = 1,
     /// The name is taken.
@@ -33,7 +33,7 @@ pub enum Status {
     /// An offset or length beyond 2^63 - 1.
     #[error("file too large")]
     TooLarge = 8,
-    /// A name longer than 255 bytes or a symlink target longer than 4095.
+    /// A name longer than 255 bytes, or a symlink target longer than 4095.
     #[error("name too long")]
     NameTooLong = 9,
     /// The caller may not do this (export rules, filekey rights).
@@ -78,7 +78,7 @@ pub enum Status {
     /// The attribute value does not fit.
     #[error("value too large")]
     ValueTooLarge = 23,
-    /// Somebody else holds a lock that is in the way.
+    /// Another holder's lock blocks this one.
     #[error("locked by somebody else")]
     Locked = 24,
     /// Waiting for the lock would never end.
@@ -87,7 +87,7 @@ pub enum Status {
     /// No more locks: this client's bound or the server's is reached.
     #[error("no more locks")]
     NoLocks = 26,
-    /// Nobody waits for the lock any more: whoever asked gave up.
+    /// The wait for the lock was ended by its client.
     #[error("the wait for the lock was given up")]
     Cancelled = 27,
 }

@@ -1,15 +1,15 @@
 //! Lines for people, on standard output and standard error.
 //!
 //! # Failure
-//! The reader of these lines may have gone, and the disk they go to may be full. Neither ends or undoes anything. `println!`
-//! would panic there, and a panic ends the process (`panic_ends`): a mount would end with all changes that only it has.
+//! The reader of these lines may be gone, or their disk may be full. Neither ends or undoes anything. `println!` would panic there, and a panic ends
+//! the process (`panic_ends`): a mount would end with all changes that only it has.
 
 use std::fmt::Arguments;
 use std::io::Write;
 
-/// Writes text and flushes it, as far as that is possible.
+/// Writes text and flushes it; errors are ignored.
 pub fn write(mut to: impl Write, text: Arguments<'_>) {
-    // In one piece, or lines of two processes would be mixed.
+    // In one piece, so that lines of two processes are not mixed.
     let _ = to.write_all(text.to_string().as_bytes()).and_then(|()| to.flush());
 }
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
     use std::io::{Error, ErrorKind};
 
-    /// A disk that is full.
+    /// A full disk.
     struct Full;
 
     impl Write for Full {

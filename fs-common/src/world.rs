@@ -4,7 +4,7 @@ use crate::attr::Timestamp;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Tells the time.
+/// A source of time.
 pub trait Clock: Send + Sync {
     /// Wall-clock time, for timestamps.
     fn now(&self) -> Timestamp;
@@ -12,7 +12,7 @@ pub trait Clock: Send + Sync {
     fn monotonic(&self) -> Duration;
 }
 
-/// Gives random numbers.
+/// A source of random numbers.
 pub trait Random: Send + Sync {
     /// Fills the buffer.
     fn fill(&self, out: &mut [u8]);
@@ -48,7 +48,7 @@ impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         match SystemTime::now().duration_since(UNIX_EPOCH) {
             Ok(since) => Timestamp { secs: since.as_secs() as i64, nanos: since.subsec_nanos() },
-            // A clock set before 1970 is the operator's doing; clamping loses nothing anyone relies on.
+            // The operator has set the clock before 1970; nothing relies on such timestamps.
             Err(_) => Timestamp::default(),
         }
     }
@@ -85,7 +85,7 @@ impl ManualClock {
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         let now = *self.now.lock();
-        // Some fixed day, so that timestamps look like timestamps.
+        // A fixed day, so that timestamps look like timestamps.
         Timestamp { secs: 1_700_000_000 + now.as_secs() as i64, nanos: now.subsec_nanos() }
     }
 

@@ -1,4 +1,4 @@
-//! Who gets a place with a durable receiver: whom its service admits, and who speaks.
+//! Places for connections at a durable receiver: only clients that its service admits get one, and only clients that say hello keep it.
 
 use cuttlefs_common::breach::Breach;
 use cuttlefs_common::ids::ClientId;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const CLIENT: ClientId = ClientId(0xbeef);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Knows one client, and does nothing.
+/// A service that admits one client, and answers every request with 7.
 struct Choosy;
 
 impl Service for Choosy {
@@ -87,7 +87,7 @@ fn strangers_are_turned_away_and_harm_nobody() {
     }
 }
 
-/// As many as there are places connect and never say hello.
+/// Peers take all places by connecting, and never say hello: the receiver closes them, and a client that says hello gets a place.
 #[test]
 fn who_says_nothing_keeps_no_place() {
     for link in [LinkKind::Shm, LinkKind::Tcp] {
@@ -100,7 +100,7 @@ fn who_says_nothing_keeps_no_place() {
             pd.connect(&site.receiver.endpoint(), options).map(|connected| connected.qp)
         };
         let mut mute = Vec::new();
-        // More than there are places, should some be closed meanwhile.
+        // Enough attempts even if the receiver closes some of the connections meanwhile.
         while mute.len() < 4 * CONNECTIONS_MAX
             && let Ok(qp) = connect()
         {
@@ -116,7 +116,7 @@ fn who_says_nothing_keeps_no_place() {
             site.receiver.figures().silent == mute.len() as u64
         });
         wait_until("they see it", || {
-            // Over shared memory who looks hears.
+            // Over shared memory an end that never polls does not learn that the other end has closed.
             cq.poll(&mut Vec::new(), 64);
             mute.iter().all(|qp| qp.state() != QpState::ReadyToSend)
         });

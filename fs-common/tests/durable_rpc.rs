@@ -1,7 +1,7 @@
 //! Durable RPC over every link, of every kind, on persistent memory (emulated) and on a synced file.
 //!
-//! Over an RNIC (feature `verbs`; ignored) `CUTTLEFS_RDMA_ADDRESS` says which, and the rings lie also on the device that `CUTTLEFS_DAX_DEVICE`
-//! names, if it does (`/dev/dax0.0`): its contents are lost.
+//! The tests over an RNIC (feature `verbs`) are ignored by default. The environment variable `CUTTLEFS_RDMA_ADDRESS` names the RNIC by an address of
+//! its interface. With `CUTTLEFS_DAX_DEVICE` (such as `/dev/dax0.0`) the rings lie on that device, too, and its contents are lost.
 
 use cuttlefs_common::ids::{ClientId, LogSeq};
 use cuttlefs_common::memory::SharedMemory;
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 const CLIENT: ClientId = ClientId(0xc0ffee);
 
-/// A service that writes down what it did, and can be held up.
+/// A service that notes what it executed, and can be held up.
 #[derive(Default)]
 struct Notes {
     state: Mutex<State>,
@@ -33,7 +33,7 @@ struct Notes {
 #[derive(Default)]
 struct State {
     held: bool,
-    /// What was done, each once: a second time it is recognised by life and number.
+    /// The bodies of executed requests, each once: a repetition is recognised by its log and number.
     done: Vec<Vec<u8>>,
     seen: HashSet<(u64, u64)>,
     executions: usize,
@@ -87,7 +87,7 @@ struct Site {
     link: LinkKind,
     device: LogDeviceKind,
     notes: Arc<Notes>,
-    /// Of who has the one device of persistent memory.
+    /// Held by the one test that uses the device of persistent memory.
     _alone: Option<MutexGuard<'static, ()>>,
 }
 
@@ -98,7 +98,7 @@ fn dax_device() -> Option<PathBuf> {
     std::env::var_os("CUTTLEFS_DAX_DEVICE").map(PathBuf::from)
 }
 
-/// Has the device be one that nothing was ever on.
+/// Makes the device look as if nothing was ever written to it.
 fn clear(dax: &Path) {
     let device = std::fs::File::options().read(true).write(true).open(dax).expect("the device");
     let memory = SharedMemory::map_persistent(device.into(), 2 << 20, 0, true).expect("mapped");
@@ -130,7 +130,7 @@ fn rdma_endpoint() -> Endpoint {
 
 impl Site {
     fn new(link: LinkKind, device: LogDeviceKind) -> Self {
-        // On a real disk: syncs of tmpfs would show nothing. What is mapped from a disk an RNIC cannot have.
+        // Rings lie on a real disk, since syncs of tmpfs would test nothing. But an RNIC cannot register a mapped file of a disk.
         let is_pinned = link == LinkKind::Rdma && device == LogDeviceKind::PmemEmulated;
         let place = if is_pinned { "/dev/shm" } else { "/var/tmp" };
         let dir = tempfile::Builder::new().prefix("cuttlefs-durable").tempdir_in(place).expect("dir");
@@ -143,7 +143,7 @@ impl Site {
         Self { dir: path, _dir: Some(dir), link, device, notes: Arc::default(), _alone: alone }
     }
 
-    /// What becomes of a kind here.
+    /// The kind that a sender of `kind` really gets: where the RNIC cannot flush, the receiver does.
     fn expected(&self, kind: Kind) -> Kind {
         let flushes = match self.link {
             LinkKind::Rdma => {
@@ -181,7 +181,7 @@ impl Site {
     }
 }
 
-/// The receiver goes before its RNIC.
+/// A receiver and its RNIC, dropped in this order.
 struct Running {
     receiver: Receiver,
     _device: Arc<dyn Device>,
@@ -201,7 +201,7 @@ fn settings(kind: Kind) -> Settings {
     Settings { depth: 16, answers: 8, patience, ..Settings::new(kind, 2000, 2000) }
 }
 
-/// How long it is waited for what does not come. In a virtual machine what comes may take as long as a tenth of this.
+/// How long a test waits for something that must not happen. In a virtual machine things that do happen may take a tenth of this.
 fn short(link: LinkKind) -> Duration {
     Duration::from_millis(if link == LinkKind::Rdma { 4000 } else { 400 })
 }
@@ -260,8 +260,7 @@ fn requests_are_persistent_executed_in_order_and_answered(link: LinkKind, device
     }
 }
 
-/// What was persistent when the receiver ended is executed by the next one without being sent again.
-/// On persistent memory the head follows what was executed, once for all that was taken with it; on a synced file less often still.
+/// On persistent memory the head moves once for all requests that the receiver took together; on a synced file it moves even more rarely.
 fn the_head_moves_once_for_a_doorbell(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
@@ -278,7 +277,7 @@ fn the_head_moves_once_for_a_doorbell(link: LinkKind, device: LogDeviceKind) {
         wait_until(|| running.receiver.figures().behind == 5);
         site.notes.hold(false);
         wait_until(|| running.receiver.figures().behind == 0);
-        // The head is moved behind the last.
+        // The head moves behind the last of the five.
         let moves = usize::from(device != LogDeviceKind::File);
         wait_until(|| running.receiver.figures().heads >= before + moves as u64);
         assert_eq!(running.receiver.figures().heads, before + moves as u64, "{kind:?} on {device:?}");
@@ -296,6 +295,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     panic!("it does not come to be so");
 }
 
+/// The next receiver executes requests that were persistent when the receiver before ended; the sender does not send them again.
 fn a_killed_receiver_executes_what_was_persistent(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
@@ -305,7 +305,7 @@ fn a_killed_receiver_executes_what_was_persistent(link: LinkKind, device: LogDev
         let mut tickets = Vec::new();
         for index in 0..10 {
             let wants = match index {
-                // Nobody needs that one persistent but those behind it.
+                // The sender does not need this request to be persistent, but the requests behind it do.
                 2 => Wants::AnswerOnly,
                 3 => Wants::Answer,
                 _ => Wants::Persistence,
@@ -316,7 +316,7 @@ fn a_killed_receiver_executes_what_was_persistent(link: LinkKind, device: LogDev
             sender.wait_persistent(*ticket).expect("persistent");
         }
         assert!(site.notes.done().is_empty(), "nothing was executed");
-        // The executor is in the midst of the first: stop everything else, then let it go.
+        // The executor is in the middle of the first request: everything else stops first, then the executor goes on.
         let notes = site.notes.clone();
         let releasing = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
@@ -334,14 +334,14 @@ fn a_killed_receiver_executes_what_was_persistent(link: LinkKind, device: LogDev
         assert_eq!(site.notes.done(), expected, "{kind:?}");
         assert!(matches!(sender.wait_answer(tickets[3], &mut Vec::new()), Err(SenderError::AnswerLost)));
         sender.wait_persistent(tickets[9]).expect("executed");
-        // And it goes on.
+        // The resumed connection serves new requests.
         let next = sender.post(&body(10, 40), Wants::Answer).expect("posted");
         sender.wait_answer(next, &mut Vec::new()).expect("answered");
         assert_eq!(site.notes.done().len(), 11);
     }
 }
 
-/// What never got there is sent again; what did is not.
+/// A resumption sends again the requests that never reached the receiver, and no others.
 fn a_broken_connection_is_resumed(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
@@ -349,7 +349,7 @@ fn a_broken_connection_is_resumed(link: LinkKind, device: LogDeviceKind) {
         let mut sender = connect(&running, Settings { batch: 100, ..settings(kind) }).expect("connected");
         let first = sender.post(&body(0, 100), Wants::Persistence).expect("posted");
         sender.wait_persistent(first).expect("persistent");
-        // Staged, and never sent: the batch is not full.
+        // These requests are staged and never sent: the batch is not full.
         for index in 1..6 {
             sender.post(&body(index, 100), Wants::Persistence).expect("posted");
         }
@@ -362,7 +362,8 @@ fn a_broken_connection_is_resumed(link: LinkKind, device: LogDeviceKind) {
     }
 }
 
-/// An answer that was under way when the connection broke is waited for again; slots whose answers nobody takes are told.
+/// After a resumption the sender still gets the answer to a request that was under way. While every answer slot holds an answer that nobody took, a
+/// post fails with `NoSlot`.
 fn an_answer_is_waited_for_across_a_resumption(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
@@ -370,7 +371,7 @@ fn an_answer_is_waited_for_across_a_resumption(link: LinkKind, device: LogDevice
         let two = Settings { answers: 2, batch: 100, patience: short(link), ..settings(kind) };
         let mut sender = connect(&running, two).expect("connected");
         for index in 0..4 {
-            // Staged when the connection ends, so it is sent again.
+            // The request is still staged when the connection ends, so the resumption sends it.
             let asked = sender.post(&body(index, 100), Wants::AnswerOnly).expect("there is a slot");
             assert_eq!(sender.resume(&running.receiver.endpoint()).expect("resumed").resent, 1);
             let mut answer = Vec::new();
@@ -386,7 +387,8 @@ fn an_answer_is_waited_for_across_a_resumption(link: LinkKind, device: LogDevice
     }
 }
 
-/// Beyond its threshold the receiver asks to slow down, which is counted; a ring that stays full is a typed error.
+/// A receiver that is further behind than its threshold asks the sender to slow down, and both count it. A ring that stays full is an error of its
+/// own.
 fn a_receiver_that_is_behind_is_heard(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
@@ -481,11 +483,11 @@ fn a_ring_that_cannot_be_read_is_kept_and_its_client_refused() {
     assert_eq!(std::fs::read(&path).expect("read"), bytes, "nothing was changed");
 }
 
-/// Who is refused hears that, and not that the connection broke.
+/// A refused sender is told `Refused`, not that the connection broke.
 fn a_refused_sender_is_told(link: LinkKind, device: LogDeviceKind) {
     let site = Site::new(link, device);
     let running = site.start(0, 1000);
-    // More room for answers than a receiver gives.
+    // The sender asks for more room for answers than a receiver gives.
     let greedy = Settings { answers: 1, ..Settings::new(Kind::WFlush, 100, 2 << 20) };
     let refused = connect(&running, greedy).err();
     assert!(matches!(refused, Some(SenderError::Refused)), "{refused:?}");
@@ -494,13 +496,13 @@ fn a_refused_sender_is_told(link: LinkKind, device: LogDeviceKind) {
     sender.wait_answer(ticket, &mut Vec::new()).expect("answered");
 }
 
-/// Says to a process of this test that it is the receiver: its folder, link and log device.
+/// Makes a process of this test program a receiver. Its value: link, log device and directory.
 const RECEIVER: &str = "CUTTLEFS_TEST_RECEIVER";
 
 const LINKS: [LinkKind; 4] = [LinkKind::Shm, LinkKind::Tcp, LinkKind::Unix, LinkKind::Rdma];
 const DEVICES: [LogDeviceKind; 3] = [LogDeviceKind::Pmem, LogDeviceKind::PmemEmulated, LogDeviceKind::File];
 
-/// The receiver of the next test, in a process of its own: it takes requests and executes none.
+/// The receiver of `a_receiver_process_is_killed`, in a process of its own: it takes requests and executes none.
 #[test]
 #[ignore = "another test starts it"]
 fn receiver_process() {
@@ -514,11 +516,12 @@ fn receiver_process() {
     let said = site.dir.join("said");
     std::fs::write(&said, running.receiver.endpoint().to_string()).expect("written");
     std::fs::rename(&said, site.dir.join("endpoint")).expect("renamed");
-    // Until it is killed, or nobody is there any more who would.
+    // Runs until it is killed, or until its parent is gone.
     let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
 }
 
-/// The same with a process that SIGKILL ends: what it had not executed the next one finds where the RNIC, or its processor, put it.
+/// As `a_killed_receiver_executes_what_was_persistent`, but SIGKILL ends the receiver's process. The next receiver finds the requests where the RNIC
+/// (or its software) put them, and executes them.
 fn a_receiver_process_is_killed(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
@@ -579,7 +582,7 @@ fn another_kind_gets_a_ring_of_another_shape() {
     assert_eq!(site.notes.done().len(), 4);
 }
 
-/// A receiver that welcomes whoever comes, breaks the protocol at once, and takes nothing.
+/// A false receiver: it welcomes every sender, breaks the protocol at once, and takes no request.
 fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Arc<dyn CompletionQueue>) {
     while let Ok(incoming) = listener.accept() {
         let memory = SharedMemory::new("fake", 3 * MESSAGE_LEN).expect("memory");
@@ -601,7 +604,7 @@ fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Ar
             SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }
         };
         qp.post_send(&[send(1), send(2)]).expect("posted");
-        // Gone once the sender is.
+        // The connection stays until the sender ends it.
         completions.clear();
         while completions.iter().all(|completion| completion.status == WcStatus::Success) {
             cq.poll(&mut completions, 8);
@@ -610,8 +613,8 @@ fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Ar
     }
 }
 
-/// A resumption that fails on its way, before or after it took the requests back, loses none; until one ends well nobody
-/// is told that they are safe, and nothing overtakes them.
+/// A resumption that fails loses no request, whether it fails before or after the sender took its requests back. Until a resumption succeeds, the
+/// sender reports no request as persistent, and posts nothing new.
 #[test]
 fn a_resumption_that_fails_on_its_way_loses_nothing() {
     let site = Site::new(LinkKind::Unix, LogDeviceKind::PmemEmulated);
@@ -626,7 +629,7 @@ fn a_resumption_that_fails_on_its_way_loses_nothing() {
     let at: Endpoint = format!("unix://{}", site.dir.join("fake").display()).parse().expect("an endpoint");
     let listener = pd.listen(&at).expect("it listens");
     std::thread::spawn(move || welcome_and_break(&*listener, &*pd, &cq));
-    // Whether both messages come at once is up to the link.
+    // A resumption may succeed if the two messages do not arrive together, which is up to the link. The next one fails.
     while sender.resume(&at).is_ok() {}
     let unsafe_yet = sender.wait_persistent(tickets[2]);
     assert!(matches!(unsafe_yet, Err(SenderError::Disconnected)), "{unsafe_yet:?}");

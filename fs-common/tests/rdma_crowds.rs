@@ -1,4 +1,4 @@
-//! Crowds without a key before a `tcp` listener that asks for one: who has a key comes in.
+//! Crowds of clients without a key at a `tcp` listener that asks for one: a client with the key still gets in.
 
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// More than may be at a listener without having said hello.
+/// More connections than a listener keeps that have not said hello.
 const CROWD: usize = 1500;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -23,7 +23,7 @@ fn device() -> Arc<SoftDevice> {
     SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() })
 }
 
-/// A listener that lets in who has the key, and tells which names came.
+/// A listener that accepts clients with the key, and notes the names of their keys.
 struct Served {
     port: u16,
     listener: Arc<dyn Listener>,
@@ -31,7 +31,7 @@ struct Served {
 }
 
 fn serve() -> Served {
-    // For the crowd's sockets and the server's, which are this process's.
+    // The sockets of the crowd and those of the server all belong to this process.
     cuttlefs_common::descriptors::raise_limit().expect("raised");
     let device = device();
     let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
@@ -59,13 +59,13 @@ fn serve() -> Served {
 }
 
 impl Served {
-    /// Closes the listener: who came in.
+    /// Closes the listener, and returns the key names of the clients that it accepted.
     fn end(mut self) -> Vec<Arc<str>> {
         self.listener.close();
         self.accepting.take().expect("once").join().expect("it accepts")
     }
 
-    /// A connection from one of many addresses of this machine, none of which has two of a crowd.
+    /// A connection from an address of this machine that no other number has.
     fn stranger(&self, number: usize) -> TcpStream {
         let from = Ipv4Addr::new(127, 3, (number / 250) as u8, (number % 250) as u8 + 1);
         let socket =
@@ -77,7 +77,7 @@ impl Served {
     }
 }
 
-/// Who has the key, by way of this port.
+/// Connects to this port as a client with the key.
 fn connect(port: u16) -> Result<Arc<dyn QueuePair>, RdmaError> {
     let device = device();
     let cq = device.create_cq(16).expect("cq");
@@ -97,7 +97,8 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, at_once: usize) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// A way to the server on which something happens behind a client's first words. Those it gives.
+/// A relay to the server: passes on a client's first words, `at_once` bytes at a time, then runs `then`, then passes on everything. Returns its port,
+/// and a thread that ends with the first words.
 fn way(port: u16, at_once: usize, then: impl FnOnce() + Send + 'static) -> (u16, JoinHandle<Vec<u8>>) {
     let between = TcpListener::bind("127.0.0.1:0").expect("bound");
     let way = between.local_addr().expect("bound").port();
@@ -121,7 +122,7 @@ fn way(port: u16, at_once: usize, then: impl FnOnce() + Send + 'static) -> (u16,
     (way, passes)
 }
 
-/// However many addresses a crowd has: while a handshake is on its way over a long line, places go to others.
+/// A crowd of any number of addresses does not push out a client with the key whose handshake is still on its way over a slow line.
 #[test]
 fn a_handshake_outlasts_a_crowd() {
     let served = serve();
@@ -130,7 +131,8 @@ fn a_handshake_outlasts_a_crowd() {
         let crowd = crowd.clone();
         move || {
             let mut strangers: Vec<TcpStream> = (0..CROWD).map(|number| crowd.stranger(number)).collect();
-            // It went to make room, so all that came before it, and were no more than it, have had to go, too.
+            // The listener closed this stranger to make room. It closes the oldest first, so it has closed every stranger that came before, and would
+            // have closed the client of the handshake, too, if it took that for a stranger.
             strangers[CROWD / 2].set_read_timeout(Some(PATIENCE)).expect("a socket");
             assert_eq!(strangers[CROWD / 2].read(&mut [0]).ok(), Some(0), "there is room for everybody");
         }
@@ -142,7 +144,7 @@ fn a_handshake_outlasts_a_crowd() {
     assert_eq!(served.end(), ["honest".into()]);
 }
 
-/// Nor does it matter that strangers come from where the client is, or what they say.
+/// Strangers at the client's own address do not keep it out, whatever they say.
 #[test]
 fn strangers_at_the_same_address_keep_nobody_out() {
     let served = serve();
@@ -151,7 +153,7 @@ fn strangers_at_the_same_address_keep_nobody_out() {
     let crowd: Vec<TcpStream> = (0..CROWD)
         .map(|number| {
             let mut stranger = TcpStream::connect(("127.0.0.1", served.port)).expect("connected");
-            // It may have been thrown out already.
+            // The listener may have closed it already.
             let _ = stranger.write_all(words[number % words.len()]);
             stranger
         })
@@ -161,7 +163,7 @@ fn strangers_at_the_same_address_keep_nobody_out() {
     assert_eq!(served.end(), ["honest".into()]);
 }
 
-/// First words that were heard on the way begin no second handshake, nor do others' with the key's name.
+/// First words that somebody recorded and sends again begin no second handshake.
 #[test]
 fn first_words_are_good_for_once() {
     let served = serve();

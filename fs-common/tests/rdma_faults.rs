@@ -1,4 +1,4 @@
-//! Accesses to files that fault stall their own queue pair and no other, and teardown meanwhile is safe.
+//! Accesses to files that fault: they stall their own queue pair and no other, and connections may end meanwhile.
 
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::memory::SharedMemory;
@@ -12,14 +12,15 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A READ or WRITE from here on faults, and stays until it is let go.
+/// A READ or WRITE from this offset on faults, and waits until the gate lets it go.
 const FAULTS_FROM: u64 = 1 << 20;
-/// One from here on faults and then cannot be done.
+/// A READ or WRITE from this offset on faults, and then fails.
 const REFUSED_FROM: u64 = 1 << 30;
 
-/// Faults under way, faults over, faults that may end.
+/// A file target whose faults wait until the test lets them go.
 #[derive(Default)]
 struct Gate {
+    /// Faults under way, faults that are over, faults that may still end.
     state: Mutex<(usize, usize, usize)>,
     moved: Condvar,
     /// Offset and first byte of each WRITE, in order.
@@ -178,7 +179,7 @@ impl Target {
 }
 
 impl Reader {
-    /// Posts READs of these offsets with one doorbell, numbered from 0.
+    /// Posts READs at these offsets with one doorbell; their `wr_id`s count from 0.
     fn post(&self, offsets: &[u64]) {
         let read = |(index, &offset): (usize, &u64)| SendWr {
             wr_id: WrId(index as u64),
@@ -190,7 +191,7 @@ impl Reader {
         self.qp.post_send(&requests).expect("post");
     }
 
-    /// A WRITE of a page of such bytes, numbered by its byte.
+    /// Posts a WRITE of a page full of `byte`; its `wr_id` is that byte.
     fn post_write(&self, offset: u64, byte: u8, signaled: bool) {
         let local = self.mr.sge(u64::from(byte) * 4096, 4096);
         self.mr.memory().fill(local.offset as usize, 4096, byte);
@@ -231,7 +232,7 @@ fn a_fault_stalls_its_own_queue_pair_only() {
     for scheme in ["tcp", "unix"] {
         let target = Target::new(scheme);
         let (one, other) = (target.connect(), target.connect());
-        // What is before the fault is answered, what is behind it waits, although it would not fault.
+        // Requests before the fault are answered. Requests behind it wait, although they would not fault.
         one.post(&[1, FAULTS_FROM, 3, FAULTS_FROM + 1, 5]);
         one.finishes(0, 4096, 1);
         target.gate.wait_until(|under_way, _| under_way == 1);
@@ -283,7 +284,7 @@ fn a_write_that_faults_keeps_its_place() {
         let written = || target.gate.written.lock().expect("no panic").clone();
         writer.post_write(8, 9, true);
         assert_eq!(writer.next_of(CompletionKind::Write).status, WcStatus::Success);
-        // One that nobody is told of, one that is told of, and behind both one that does not fault.
+        // Posts a faulting WRITE without a completion, a faulting one with a completion, and one that does not fault.
         writer.post_write(FAULTS_FROM, 1, false);
         writer.post_write(FAULTS_FROM + 1, 2, true);
         writer.post_write(16, 3, true);
@@ -312,7 +313,7 @@ fn connections_may_end_while_they_fault() {
         gone.post(&[FAULTS_FROM]);
         closed.post(&[FAULTS_FROM, 1]);
         target.gate.wait_until(|under_way, _| under_way == 2);
-        // One end goes away altogether; of the other connection the target closes its end.
+        // One initiator goes away altogether; the other connection is closed by the target.
         drop(gone);
         closed.target_qp.close();
         assert_ne!(closed.next().status, WcStatus::Success);

@@ -1,4 +1,4 @@
-//! Peers that do not keep to the protocol: their connection ends, everybody else's goes on.
+//! Peers that break the protocol of the software RNIC's links: their connections end, and nobody else's.
 
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::memory::SharedMemory;
@@ -32,11 +32,11 @@ struct Served {
     trust: Trust,
 }
 
-/// What protects `tcp`.
+/// How `tcp` is protected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trust {
     Plain,
-    /// The hostile peer has the key, too.
+    /// The key is known to the hostile peer, too.
     Keyed,
 }
 
@@ -131,7 +131,7 @@ fn tcp(trust: Trust) -> Served {
     serve(&Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 }, trust)
 }
 
-/// A byte stream to a server, as it goes over there.
+/// A byte stream to a server, plain or encrypted.
 enum Raw {
     Plain(TcpStream),
     Keyed(KeyedStream),
@@ -178,7 +178,7 @@ fn raw(served: &Served) -> TcpStream {
     stream
 }
 
-/// A raw connection that has shaken hands.
+/// A raw connection after its handshake, and the server's queue pair of it.
 fn greeted(served: &Served) -> (Raw, Arc<dyn QueuePair>) {
     let stream = raw(served);
     let mut stream = match served.trust {
@@ -206,7 +206,7 @@ fn read(sequence: u64, rkey: u32, wanted: u32) -> PacketHeader {
     PacketHeader { key: rkey.into(), wanted, ..PacketHeader::new(PacketKind::ReadMemory, sequence) }
 }
 
-/// Puts the header's checksum right.
+/// Corrects the header's checksum after a change.
 fn seal_again(packet: &mut [u8]) {
     let header = packet.first_chunk_mut().expect("a header");
     let crc = header_checksum(header);
@@ -224,7 +224,7 @@ fn broken_packets_end_their_connection_only(trust: Trust) {
     let mut oversized = build(PacketHeader::new(PacketKind::Send, 1), b"");
     oversized[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     seal_again(&mut oversized);
-    // One that would be waited for.
+    // A wrong length that the server would wait for, if the checksum did not give it away.
     let mut longer = build(PacketHeader::new(PacketKind::Send, 1), b"message");
     longer[9] ^= 1;
     let mut version = build(read(1, rkey, 8), b"");
@@ -266,7 +266,7 @@ fn broken_packets_end_their_connection_only(trust: Trust) {
         stream.write_all(&bytes).expect(name);
         wait_for_error(&*qp);
         let mut rest = Vec::new();
-        // Ended by the server: end of file, or a reset if it had not read all of the garbage.
+        // The server has ended the connection: an end of file, or a reset if it had not read all of the garbage.
         let _ = stream.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{name}: {rest:?}");
         // A read on the other connection still works.
@@ -313,7 +313,7 @@ fn a_refused_request_is_named_and_what_follows_is_not_executed(trust: Trust) {
     assert_eq!(bytes, [7; 8]);
 }
 
-/// What an owner keeps at the beginning of a region is read and not written.
+/// A peer may read the bytes that an owner keeps for itself at the beginning of a region, but not write them.
 fn the_owners_bytes_are_not_written(trust: Trust) {
     let served = tcp(trust);
     let memory = Arc::new(SharedMemory::new("owned", 8192).expect("memory"));
@@ -344,8 +344,8 @@ fn the_owners_bytes_are_not_written(trust: Trust) {
     assert_eq!(found, [0; 16]);
 }
 
-/// Flushes that wait for a device, each with a READ behind it: the replies are owed, and at some point the engine reads
-/// no further. The device is let go at the end, and everything comes in order.
+/// Flushes that wait for a device, each with a READ behind it. The server keeps only so many replies back, then stops reading requests. In the end
+/// the device completes the flushes, and all replies arrive in order.
 fn replies_that_wait_for_a_flush_are_bounded(trust: Trust) {
     struct Never(Mutex<Vec<WhenPersistent>>);
     impl Persistence for Never {
@@ -405,7 +405,7 @@ fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
     let large = served.pd.register(memory, Access::ALL).expect("register");
     let (mut stream, qp) = greeted(&served);
     stream.set_write_timeout(Duration::from_millis(500));
-    // Asks for far more than any bound allows to be buffered; the engine stops reading at some point.
+    // The peer asks for more bytes than the server buffers, so the server stops reading at some point.
     for sequence in 1..200 {
         if stream.write_all(&build(read(sequence, large.rkey().0, 1 << 20), b"")).is_err() {
             break;
@@ -413,7 +413,7 @@ fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
     }
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(qp.state(), QpState::ReadyToSend, "held back, not broken");
-    // Others are served meanwhile.
+    // Other clients are served meanwhile.
     let cq = served.device.create_cq(16).expect("cq");
     let other = served.connect_with(&cq);
     let remote = Remote::Memory { rkey: served.mr.rkey(), offset: 0 };
@@ -422,7 +422,7 @@ fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
         .post_send(&[SendWr { wr_id: WrId(5), op: SendOp::Read(remote), local, signaled: true }])
         .expect("post");
     assert_eq!(next(&*cq).status, WcStatus::Success);
-    // And when it reads after all, it gets what it asked for, in order.
+    // When the peer reads after all, it gets all replies in order.
     for sequence in 1..=20 {
         let mut reply = vec![0; PACKET_HEADER_LEN + (1 << 20)];
         stream.read_exact(&mut reply).expect("reply");
@@ -431,7 +431,7 @@ fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
     }
 }
 
-/// However many connections a peer has, what is held for it is bounded; what others ask for comes.
+/// The server holds a bounded number of bytes for a peer, however many connections it has. Other clients get their replies.
 #[test]
 fn what_is_held_for_peers_is_bounded_and_the_greediest_pays() {
     let held_max_bytes = 8 << 20;
@@ -450,7 +450,7 @@ fn what_is_held_for_peers_is_bounded_and_the_greediest_pays() {
                 let asks = build(read(sequence, large.rkey().0, 1 << 20), b"");
                 match stream.write_all(&asks) {
                     Ok(()) => {}
-                    // It has paid already.
+                    // The server has closed this connection already.
                     Err(_) => break,
                 }
             }
@@ -459,7 +459,7 @@ fn what_is_held_for_peers_is_bounded_and_the_greediest_pays() {
         .collect();
     let ended = || peers.iter().filter(|(_, qp)| qp.state() == QpState::Error).count();
     let deadline = Instant::now() + Duration::from_secs(30);
-    // Each takes five at least: twelve do not fit.
+    // The server holds at least five replies of 1 MiB for each connection, so those of twelve do not fit.
     while ended() == 0 || served.device.figures().held_bytes > held_max_bytes {
         assert!(Instant::now() < deadline, "{:?}", served.device.figures());
         std::thread::sleep(Duration::from_millis(1));
@@ -496,7 +496,7 @@ fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
         let mut stream = raw(&served);
         stream.write_all(&bytes).expect("write");
         let mut answer = Vec::new();
-        // The end may be a reset: what we sent beyond a hello was never read.
+        // The end may be a reset: the server never read what follows the length of a hello.
         let _ = stream.read_to_end(&mut answer);
         let header = PacketHeader::parse(&answer).expect("refusal");
         assert_eq!(header.kind, PacketKind::Refuse);
@@ -507,8 +507,7 @@ fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
     assert_eq!(qp.state(), QpState::ReadyToSend);
 }
 
-/// Connections that come faster than one peer may make them wait for their time, and none is lost; one that hangs up before its
-/// time is forgotten.
+/// A peer that connects too fast is delayed, and no connection is lost. The server forgets a connection that hangs up before its turn.
 #[test]
 fn who_connects_too_fast_is_heard_later() {
     let served = tcp(Trust::Plain);
@@ -525,14 +524,14 @@ fn who_connects_too_fast_is_heard_later() {
         }
     }
     assert_eq!(served.device.figures().arrivals_turned_away, 0);
-    // More than may wait at once: their places are free again.
+    // More connections than may wait at once. All hang up, so their places are free again.
     for _ in 0..100 {
         raw(&served).write_all(&hello).expect("hello");
     }
     drop(greeted(&served));
 }
 
-/// Frames behind which the connection ends are taken, however many turns they need.
+/// Packets that arrive together with the end of the connection are executed first, however many turns that takes.
 #[test]
 fn what_comes_with_the_end_is_taken_first() {
     for trust in [Trust::Plain, Trust::Keyed] {
@@ -576,7 +575,7 @@ struct Peer {
     _device: Arc<SoftDevice>,
 }
 
-/// Who has no key, or another, hears what to do; nobody who has a key goes on without.
+/// A client with another key or none is told what to do. A client with a key does not go on without encryption.
 #[test]
 fn who_has_not_the_key_is_told_and_nothing_else() {
     let (keyed, plain) = (tcp(Trust::Keyed), tcp(Trust::Plain));
@@ -591,7 +590,7 @@ fn who_has_not_the_key_is_told_and_nothing_else() {
             Ok(_) => panic!("it should be: {why}"),
         }
     }
-    // What answers in plain is not believed, whatever it says.
+    // The client does not believe a server that answers in plain text.
     let impostor = TcpListener::bind("127.0.0.1:0").expect("bound");
     let endpoint =
         Endpoint::Tcp { host: "127.0.0.1".into(), port: impostor.local_addr().expect("bound").port() };
@@ -611,8 +610,8 @@ fn who_has_not_the_key_is_told_and_nothing_else() {
     connect(&keyed.listener.endpoint(), TcpSecurity::Keys(keys(1))).expect("who has the key");
 }
 
-/// Somebody between the two turns one bit over, in each direction, at many places: the connection ends or stands still, and
-/// nothing but what was said is ever done.
+/// Somebody between the client and the server flips a bit, in either direction, at many places. The connection ends or stalls, and no wrong request
+/// is executed.
 #[test]
 fn what_is_changed_on_its_way_ends_the_connection() {
     let served = tcp(Trust::Keyed);
@@ -646,7 +645,7 @@ fn what_is_changed_on_its_way_ends_the_connection() {
                 let mut out = Vec::new();
                 peer.cq.wait(Duration::from_millis(500));
                 peer.cq.poll(&mut out, 1);
-                // A record that says it is longer than it is waits for the rest, as if the rest was held back.
+                // A record with a damaged length makes the receiver wait for more bytes, as if somebody held them back.
                 if out.first().is_none_or(|completion| completion.status != WcStatus::Success) {
                     break;
                 }
@@ -665,7 +664,7 @@ fn what_is_changed_on_its_way_ends_the_connection() {
     connect(&served.listener.endpoint(), TcpSecurity::Keys(keys(1))).expect("others go on");
 }
 
-/// Passes bytes on, but for one bit of the byte with this number.
+/// Passes bytes on, and flips one bit of byte number `tampered`.
 fn pump(mut from: TcpStream, mut to: TcpStream, tampered: Option<usize>) {
     let (mut passed, mut buffer) = (0, [0; 4096]);
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -687,7 +686,7 @@ fn shm_refuses_nonsense_and_serves_the_next() {
     let path = dir.path().join("shm.sock");
     let served = serve(&Endpoint::Shm(path.clone()), Trust::Plain);
     let hello = ShmMessage::Hello { page_len: 4096 }.encode();
-    // Without descriptors, with too short a message, with another size, with garbage.
+    // A hello without descriptors, one that is too short, one with another page size, and garbage.
     for bytes in
         [hello.clone(), hello[..40].to_vec(), ShmMessage::Hello { page_len: 8192 }.encode(), vec![9; 80]]
     {

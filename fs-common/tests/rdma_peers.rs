@@ -1,8 +1,7 @@
-//! Who a listener takes its peers for: user, group and groups of whoever connected, on both links of one machine, also from
+//! The identity that a listener finds for a peer: user, group and supplementary groups of the process that connected, on both local links, also from
 //! another PID or user namespace.
 //!
-//! Other users are threads of this process that change their own credentials, so these tests need root and are skipped
-//! without.
+//! Other users are threads of this process that change their own credentials. So these tests need root, and are skipped without it.
 
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{ConnectOptions, Device, Endpoint, LocalPeer, PeerIdentity, QpConfig, RdmaError};
@@ -17,7 +16,7 @@ fn connect(endpoint: &Endpoint) -> Result<(), RdmaError> {
     connect_to(endpoint, None)
 }
 
-/// To a server that may also be this user.
+/// Connects, and trusts a server of this user, too.
 fn connect_to(endpoint: &Endpoint, server_user: Option<u32>) -> Result<(), RdmaError> {
     let device = SoftDevice::new(SoftOptions { server_user, ..SoftOptions::default() });
     let cq = device.create_cq(16).expect("a queue");
@@ -26,7 +25,7 @@ fn connect_to(endpoint: &Endpoint, server_user: Option<u32>) -> Result<(), RdmaE
     device.alloc_pd().expect("a domain").connect(endpoint, options).map(|connected| connected.qp.close())
 }
 
-/// Listens, has `client` connect, and gives who came and whether the client was let in.
+/// Listens and lets `client` connect. Returns the peer that the listener accepted, if it did, and the client's result.
 fn seen<T>(link: &str, client: impl FnOnce(Endpoint) -> JoinHandle<T>) -> (Option<LocalPeer>, T) {
     let directory = tempfile::tempdir().expect("a directory");
     rustix::fs::chmod(directory.path(), 0o755.into()).expect("for everybody");
@@ -51,7 +50,7 @@ fn seen<T>(link: &str, client: impl FnOnce(Endpoint) -> JoinHandle<T>) -> (Optio
     (accepting.join().expect("the listener ends"), client)
 }
 
-/// A thread of other credentials.
+/// Runs `run` in a thread with other credentials.
 fn as_user<T: Send + 'static>(
     (uid, gid): (u32, u32),
     groups: &[u32],
@@ -98,7 +97,7 @@ fn only_root_and_the_servers_user_come_to_the_frames() {
         return;
     }
     let (_, refused) = seen("shm", |endpoint| {
-        // The path is root's alone; a wider one would be refused by the listener itself.
+        // Only root may use this path; the listener itself would refuse a path that others may use.
         if let Endpoint::Shm(path) = &endpoint {
             rustix::fs::chmod(path, 0o666.into()).expect("for everybody");
         }
@@ -108,7 +107,7 @@ fn only_root_and_the_servers_user_come_to_the_frames() {
     assert!(reason.contains("unix://"), "{reason}");
 }
 
-/// A device of another user's, listening in a folder that everybody may write to.
+/// A device of another user, and its listener.
 type Listening = (std::sync::Arc<SoftDevice>, Box<dyn cuttlefs_common::rdma::Listener>);
 
 fn listening_as(uid: u32, endpoint: &Endpoint) -> Listening {
@@ -137,7 +136,7 @@ fn a_client_says_nothing_to_a_stranger_who_listens() {
         assert!(refused.to_string().contains("--server-user 1234"), "{refused}");
         assert!(matches!(connect_to(&endpoint, Some(1235)), Err(RdmaError::Untrusted { .. })));
         std::thread::scope(|scope| {
-            // Those before had no word for it, so the first that is there to be accepted is the one that trusts it.
+            // The refused clients never sent a hello, so the first connection to accept is that of the client that trusts this user.
             let cq = device.create_cq(16).expect("a queue");
             let accepting = scope.spawn(move || {
                 let incoming = listener.accept().expect("somebody comes");
@@ -174,7 +173,7 @@ fn a_users_own_server_is_his() {
     accepting.join().expect("accepted");
 }
 
-/// Not a test by itself: what `processes_of_other_namespaces_connect` runs there.
+/// Not a test by itself: `processes_of_other_namespaces_connect` runs it in another namespace.
 #[test]
 fn in_a_namespace() {
     if let Ok(endpoint) = std::env::var(ENDPOINT) {
@@ -205,7 +204,8 @@ fn processes_of_other_namespaces_connect() {
                 })
             });
             assert!(status.success(), "{link} {flags:?}: {output}");
-            // Its processes have numbers here, too, for this namespace is their parent; the server has none there.
+            // Processes of the new namespace have numbers in this one, too, since it is the parent. The server's process has no number in the new
+            // one.
             assert_eq!(peer.map(|peer| peer.uid), Some(uid), "{link} {flags:?}");
         }
     }
@@ -216,7 +216,7 @@ fn a_peer_without_a_number_here_is_a_peer() {
     if !is_root() {
         return;
     }
-    // The other way round: the listener in a namespace of its own, and whoever connects outside.
+    // Here the listener is in a namespace of its own, and the client is outside.
     if let Ok(endpoint) = std::env::var(ENDPOINT) {
         let device = SoftDevice::new(SoftOptions::default());
         let listener = device
@@ -247,7 +247,7 @@ fn a_peer_without_a_number_here_is_a_peer() {
             .expect("unshare runs");
         let connected = loop {
             match connect(&endpoint) {
-                // It does not listen yet.
+                // The server does not listen yet.
                 Err(RdmaError::Io { .. }) if server.try_wait().expect("its state").is_none() => {
                     std::thread::sleep(Duration::from_millis(20));
                 }

@@ -1,4 +1,4 @@
-//! Random 4 KiB reads through a worker and its io_uring, as the server does them: one task a read in flight.
+//! Random 4 KiB reads through a worker and its io_uring, as the server does them: one task for each read in flight.
 //!
 //! `disk_bench [DIRECTORY] [SIZE]`: makes a file of SIZE (default 512M) in DIRECTORY (default the current one), fills it,
 //! reads it at several depths with O_DIRECT, once into registered frames and once into bounce buffers, prints
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Bytes that were never written are not read from the device.
+/// Writes all of the file: a device does not read blocks that were never written.
 fn fill(disk: &UringDisk, size: u64) -> Result<()> {
     let random = SeededRandom::new(1);
     for offset in (0..size / PAGE_SIZE_U64 * PAGE_SIZE_U64).step_by(FILL_BYTES) {

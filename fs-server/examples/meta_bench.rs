@@ -1,10 +1,9 @@
 //! How fast metadata is on a disk: creates, lookups, listings, data commits, a start, unlinks, flushes; and how large, in memory
 //! and on the disk.
 //!
-//! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY] [starts]`
-//! FILES is 50000 if not given; the store is made in a temporary directory below DIRECTORY (or the system's).
-//! With `starts` only what a start takes, and how large all is: behind a clean stop, a kill, and a kill with the longest log of names that there
-//! can be without a checkpoint under way.
+//! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY] [starts]` FILES is 50000 if not given; the store is made in a
+//! temporary directory below DIRECTORY (or the system's). With `starts` it measures only starts and sizes: after a clean stop, after a kill, and
+//! after a kill with the longest log of names that there can be without a checkpoint under way.
 
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
@@ -44,7 +43,7 @@ fn timed<T>(
     Ok(value)
 }
 
-/// What there is in memory and on the disk, and an inode's part of it.
+/// Prints the memory and disk space in use, in all and for each inode.
 fn footprint(what: &str, files: usize, store: &dyn Store) -> Result<(), Box<dyn Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let of = |name| status.lines().find(|line| line.starts_with(name)).unwrap_or("").replace('\t', " ");
@@ -58,8 +57,8 @@ fn footprint(what: &str, files: usize, store: &dyn Store) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// Opens the store as a server does: metadata, and the free space of the map of pages. Says how long that takes, and what is
-/// resident behind it in a process that has done nothing else: this one is run anew for it.
+/// Opens the store as a server does: metadata, and the free space of the map of pages. Prints how long that takes and how much memory is resident
+/// then. Measures that in a new process of this program, which has done nothing else.
 fn start(what: &str, path: &Path) -> Result<(Arc<DiskStore>, Meta), Box<dyn Error>> {
     let begun =
         Command::new(std::env::current_exe()?).args(["--start".as_ref(), path.as_os_str()]).output()?;
@@ -76,8 +75,8 @@ fn copy_all(from: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The same of a copy of the files as they are, with what is in the log only. No checkpoint is under way, which would change them
-/// meanwhile.
+/// Copies the files as they are and opens the copy as `start` does, with everything that is in the log only. No checkpoint may be under way: it would
+/// change the files during the copy.
 fn killed(path: &Path) -> Result<String, Box<dyn Error>> {
     let copy = path.with_extension("killed");
     copy_all(path, &copy)?;
@@ -89,7 +88,7 @@ fn killed(path: &Path) -> Result<String, Box<dyn Error>> {
     Ok(format!("{} of log; {}", log_bytes, String::from_utf8(begun.stdout)?.trim_end()))
 }
 
-/// Makes files in new directories, each with an extent, until so much waits for a checkpoint, which is none of them.
+/// Makes files in new directories, each with an extent, until the log is nearly as long as it can be without a checkpoint. Returns how many it made.
 fn fill_log(path: &Path) -> Result<usize, Box<dyn Error>> {
     let options = DiskOptions { checkpoint_bytes: 60 << 20, ..DiskOptions::default() };
     let store = Arc::new(DiskStore::open(path, options)?);
@@ -108,7 +107,7 @@ fn fill_log(path: &Path) -> Result<usize, Box<dyn Error>> {
     Ok(files)
 }
 
-/// A file's first page is there.
+/// A commit that maps a file's first page to this page of the pool.
 fn commit_of(ino: InodeNo, pool_page: u64) -> DataCommit {
     DataCommit {
         covers: Covers::Nothing,
@@ -316,7 +315,7 @@ fn measure() -> Result<(), Box<dyn Error>> {
     meta.flush()?;
     footprint("with all files", files, &*store)?;
     let path = directory.path().join("meta");
-    // A checkpoint under way ends.
+    // Waits for the end of the checkpoint that is under way.
     while store.figures().since_checkpoint > (16 << 20) {
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -15,12 +15,12 @@ use cuttlefs_common::status::Status;
 const VERSION: u32 = 2;
 const HEAD_LEN: usize = 4;
 const ENTRY_LEN: usize = 8;
-/// The id of entries that name nobody.
+/// The id of an entry that names no user or group.
 const NOBODY: u32 = u32::MAX;
 /// Permission bits of a mode.
 const PERMISSIONS: u16 = 0o777;
 
-/// Whom an entry is for; the numbers are the format's.
+/// The class of users that an entry is for; the numbers are the format's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 enum Tag {
@@ -59,10 +59,10 @@ pub(crate) struct Acl {
 }
 
 impl Acl {
-    /// Parses an attribute's value; `None`: a list without entries, which stands for having none.
+    /// Parses an attribute's value. A list without entries is `None`: setting it removes the list.
     ///
     /// # Errors
-    /// `Unsupported` for another version, `Invalid` for what is no valid list.
+    /// `Unsupported` for another version, `Invalid` for a list that breaks the rules.
     pub(crate) fn parse(value: &[u8]) -> Result<Option<Self>, Status> {
         let (head, rest) = value.split_first_chunk::<HEAD_LEN>().ok_or(Status::Invalid)?;
         if u32::from_le_bytes(*head) != VERSION {
@@ -108,31 +108,31 @@ impl Acl {
         }
     }
 
-    /// The entry that the group bits of a mode stand for.
+    /// The class whose entry the group bits of a mode stand for.
     fn group_class(&self) -> Tag {
         if self.permissions(Tag::Mask).is_some() { Tag::Mask } else { Tag::OwningGroup }
     }
 
-    /// Whether a mode says as much.
+    /// Whether a mode can express the list.
     pub(crate) fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }
 
-    /// The mode bits it stands for.
+    /// The mode bits that the list stands for.
     pub(crate) fn mode(&self) -> u16 {
         let of = |tag| self.permissions(tag).unwrap_or(0);
         of(Tag::Owner) << 6 | of(self.group_class()) << 3 | of(Tag::Others)
     }
 
-    /// chmod(2) of a file that has it.
+    /// Changes the list as chmod(2) of its file does.
     pub(crate) fn set_mode(&mut self, mode: u16) {
         self.set_permissions(Tag::Owner, mode >> 6);
         self.set_permissions(self.group_class(), mode >> 3);
         self.set_permissions(Tag::Others, mode);
     }
 
-    /// As a directory's default list: the access list and the mode of what somebody makes there with this mode. No permission
-    /// is there that either does not give.
+    /// Applies a directory's default list to a new file: its access list and mode, if it is made with `mode`. A permission is in the result only if
+    /// both the list and `mode` have it.
     #[must_use]
     pub(crate) fn inherit(&self, mode: u16) -> (Self, u16) {
         let both = self.mode() & mode;
@@ -141,7 +141,7 @@ impl Acl {
         (inherited, mode & !PERMISSIONS | both)
     }
 
-    /// Whether it lets somebody do all of `wanted` (read 4, write 2, execute 1) with a file of this owner and group.
+    /// Whether the list grants all of `wanted` (read 4, write 2, execute 1) on a file with this owner and group.
     pub(crate) fn permits(
         &self,
         (owner, owning_group): (u32, u32),
@@ -181,7 +181,7 @@ fn parse_entry(bytes: &[u8; ENTRY_LEN]) -> Result<Entry, Status> {
     if permissions > 7 || (tag.is_named() && id == NOBODY) {
         return Err(Status::Invalid);
     }
-    // What nobody reads is the same in all lists.
+    // An id that has no meaning gets the same value in all lists.
     Ok(Entry { tag, permissions, id: if tag.is_named() { id } else { NOBODY } })
 }
 
@@ -190,7 +190,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Of (tag, permissions, id).
+    /// An attribute's value with entries of (tag, permissions, id).
     pub(crate) fn value(entries: &[(u16, u16, u32)]) -> Vec<u8> {
         let mut value = vec![2, 0, 0, 0];
         for (tag, permissions, id) in entries {
@@ -202,7 +202,7 @@ pub(crate) mod tests {
     }
 
     const NO: u32 = u32::MAX;
-    /// u::rwx,u:1000:rw,g::rx,g:50:w,m::rw,o::r
+    /// The list `u::rwx,u:1000:rw,g::rx,g:50:w,m::rw,o::r`.
     const FULL: [(u16, u16, u32); 6] =
         [(1, 7, NO), (2, 6, 1000), (4, 5, NO), (8, 2, 50), (0x10, 6, NO), (0x20, 4, NO)];
 

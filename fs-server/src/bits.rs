@@ -1,8 +1,8 @@
-//! Bitmaps in words, bit `n % 64` of word `n / 64`: ranges of them at a time.
+//! Bitmaps of 64-bit words, with bit `n % 64` of word `n / 64`, and operations on ranges of bits.
 
 use std::ops::Range;
 
-/// The words that a range touches, and which of their bits are in it.
+/// The index of each word that a range touches, with a mask of the range's bits in it.
 fn masks(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let words = if range.is_empty() { 0..0 } else { range.start / 64..(range.end - 1) / 64 + 1 };
     words.map(move |word| {
@@ -19,7 +19,7 @@ pub(crate) fn fill(words: &mut [u64], range: Range<u64>, value: bool) {
     }
 }
 
-/// A bitmap of so many bits in which those in ranges are set.
+/// A bitmap of `bits` bits in which the bits of the ranges are set.
 pub(crate) fn of(bits: u64, ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
     let mut words = vec![0; bits.div_ceil(64) as usize];
     ranges.into_iter().for_each(|range| fill(&mut words, range, true));
@@ -45,7 +45,7 @@ pub(crate) fn next_run(words: &[u64], range: Range<u64>, value: bool) -> Option<
     Some(start..find(words, start..range.end, !value).unwrap_or(range.end))
 }
 
-/// All of them, in order.
+/// All runs of bits of one value within a range, in order.
 pub(crate) fn runs(words: &[u64], range: Range<u64>, value: bool) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {

@@ -1,5 +1,5 @@
-//! The way in which metadata becomes durable for all waiters: fsync, answers that must be durable, marks of zones to be overwritten, and space
-//! that is to be given out again.
+//! Makes metadata durable for all waiters: fsync, answers that must be durable, marks of zones that are about to be overwritten, and freed space that
+//! is about to be given out again.
 //!
 //! # How it works
 //! One of the waiters leads (`GroupSync`). It writes all records that are not durable through its own worker's ring, in one direct write that
@@ -27,10 +27,10 @@ struct Flushes {
 }
 
 impl Committer {
-    /// Starts the thread.
+    /// Starts the committing thread.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// If the thread cannot be started.
     pub fn start(meta: Arc<Meta>) -> std::io::Result<Arc<Self>> {
         let (flushed, is_ready) = (meta.clone(), AtomicBool::new(false));
         let work = move || {
@@ -45,14 +45,14 @@ impl Committer {
         Ok(Self::of(meta, commits))
     }
 
-    /// Without a thread: whoever drives the server steps `commits`. For a server in one thread.
+    /// Without a thread: the driver of the server steps `commits`. For a server in one thread.
     pub fn by_hand(meta: Arc<Meta>) -> Arc<Self> {
         let flushed = meta.clone();
         let commits = GroupCommit::by_hand(move || flushed.flush());
         Self::of(meta, commits)
     }
 
-    /// For tests: a flush is done by who asks for it, at once.
+    /// For tests: whoever asks for a flush does it at once.
     #[cfg(test)]
     pub(crate) fn at_once(meta: Arc<Meta>) -> Arc<Self> {
         let flushed = meta.clone();
@@ -64,19 +64,19 @@ impl Committer {
         Arc::new(Self { flushes: Arc::new(Flushes { meta, syncs: GroupSync::default(), commits }) })
     }
 
-    /// What makes it durable, without a thread.
+    /// The group commit, to step if there is no thread.
     pub fn commits(&self) -> &GroupCommit {
         &self.flushes.commits
     }
 
-    /// Ends the thread; who still waits is served first.
+    /// Ends the thread, after it has served all waiters.
     pub fn stop(&self) {
         self.flushes.commits.stop();
     }
 }
 
 impl Flushes {
-    /// Makes durable all there is. The caller is the only one who does.
+    /// Makes all batches so far durable. Only one caller runs this at a time.
     async fn lead(&self) -> Result<(), Status> {
         let Some(ring) = OwnRing::get() else {
             return self.commits.wait().await;
@@ -100,7 +100,7 @@ impl Committer {
         &self.flushes.meta
     }
 
-    /// Whether a flush is under way; a guess, for who can do without.
+    /// Whether a flush is under way. It may be over when this returns, so this is for callers to whom that does not matter.
     pub fn is_flushing(&self) -> bool {
         self.flushes.syncs.is_running()
     }
@@ -170,13 +170,13 @@ mod tests {
                 assert!(Instant::now() < until, "the thread makes ready what direct writes go to");
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // What was committed before is flushed by the thread.
+            // The thread flushes what was committed before.
             served.commit(0);
             block_on(served.committed.flush()).expect("flushed");
             served
         }
 
-        /// What direct writes left.
+        /// The bytes that direct writes have left, if there are any.
         fn direct(&self) -> Option<Vec<u8>> {
             let read = |name| std::fs::read(self.directory.path().join("meta").join(name)).ok();
             let bytes = [read("direct-0")?, read("direct-1")?].concat();
@@ -197,7 +197,7 @@ mod tests {
         Rc::new(UringDisk::new(Arc::new(files), frames).expect("io_uring"))
     }
 
-    /// As a worker does: its ring, if it has one, wakes the future, or another thread does.
+    /// Drives a future as a worker does: its ring wakes the future if it has one, else another thread does.
     fn driven<T>(ring: Option<&UringDisk>, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
         let until = Instant::now() + Duration::from_secs(60);
@@ -245,10 +245,10 @@ mod tests {
             let mut second = served.committed.flush();
             let followed = block_on(poll_once(&mut second));
             drop(first);
-            // The thread may have been asked to sync the log by a leader of before, and be there first.
+            // An earlier leader may have asked the thread to sync the log, so that the thread is done before this waiter.
             waited += u64::from((led, &followed) == (None, &None));
             if followed.is_none() {
-                // By its ring, or by the thread, where no file is free.
+                // Led by this thread's ring, or by the committing thread if no file for direct writes is free.
                 driven(Some(&ring), second).expect("flushed");
             }
             assert!(served.store.is_durable());
@@ -266,7 +266,7 @@ mod tests {
             for thread in 0..THREADS {
                 let served = &served;
                 scope.spawn(move || {
-                    // One of them has no ring.
+                    // One of the threads has no ring.
                     let ring = (thread > 0).then(|| ring(served.directory.path()));
                     let _own = ring.as_ref().map(OwnRing::set);
                     for round in 0..ROUNDS {

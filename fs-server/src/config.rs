@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 /// Name of the file in the pool's directory.
 pub const CONFIG_FILE: &str = "cuttlefs.toml";
-/// Largest file that is read: a pool's is about 2 KiB.
+/// Largest configuration file that is read. A pool's has about 2 KiB.
 const MOST_CONFIG_BYTES: u64 = 1 << 20;
 /// Least memory a server runs with: the reserved frames and some to work in.
 pub const LEAST_MEMORY_BYTES: u64 = 1 << 20;
@@ -28,17 +28,17 @@ pub const MOST_LEASE_MS: u64 = 3_600_000;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// What the pool is made of.
+    /// The parts of the pool.
     pub pool: PoolConfig,
-    /// How it is served.
+    /// How the pool is served.
     #[serde(default)]
     pub server: ServerConfig,
-    /// To whom, and with which rights: the first that is for a peer counts.
+    /// The rules of the export. The first one for a peer counts.
     #[serde(default = "to_everybody", deserialize_with = "exports")]
     pub export: Vec<ExportConfig>,
 }
 
-/// What the pool is made of. Written by `format`.
+/// The parts of the pool. Written by `format`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
@@ -56,13 +56,14 @@ pub struct PoolConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// DRAM for pages in bytes.
+    /// DRAM for pages, in bytes.
     #[serde(deserialize_with = "size")]
     pub memory: u64,
     /// Endpoints to listen on.
     #[serde(deserialize_with = "endpoints")]
     pub listen: Vec<Endpoint>,
-    /// Files of the keys that tcp takes; relative to the pool's directory. None: `key` there, made if there is none.
+    /// Files with the keys that tcp accepts, relative to the pool's directory. If there are none: the file `key` there, which is made if it is
+    /// missing.
     pub keys: Vec<PathBuf>,
     /// How long a client may be silent, in milliseconds.
     pub lease_ms: u64,
@@ -90,24 +91,24 @@ impl std::fmt::Display for Durability {
     }
 }
 
-/// What some clients may do.
+/// The rights of some clients.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExportConfig {
-    /// Which: any of these.
+    /// The peers that it is for: those that match any of these.
     #[serde(rename = "for", deserialize_with = "peers")]
     pub peers: Vec<PeerPattern>,
-    /// The directory they see as the root.
+    /// The directory that these clients see as the root.
     pub path: String,
-    /// Nothing can be changed.
+    /// Whether these clients can change nothing.
     pub read_only: bool,
-    /// As whom their root acts; `None`: as root.
+    /// The account under which their root acts; `None`: as root.
     #[serde(deserialize_with = "optional_account")]
     pub root_squash: Option<Account>,
-    /// As whom everybody acts; `None`: as themselves.
+    /// The account under which all of their users act; `None`: as themselves.
     #[serde(deserialize_with = "optional_account")]
     pub all_squash: Option<Account>,
-    /// Whether they say for whom each request is. `None`: root, the server's own user and other machines do.
+    /// Whether their requests may name the user they are for. `None`: those of root, of the server's own user and of other machines may.
     pub speaks_for_others: Option<bool>,
 }
 
@@ -141,7 +142,7 @@ fn to_everybody() -> Vec<ExportConfig> {
 }
 
 impl ExportConfig {
-    /// As the server takes it.
+    /// The rule as the server uses it.
     pub fn rule(&self) -> ExportRule {
         let parts = self.path.split('/').filter(|part| !part.is_empty() && *part != ".");
         ExportRule {
@@ -171,10 +172,10 @@ impl ExportConfig {
     }
 }
 
-/// A value that no server can be run with.
+/// A value with which no server can run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// More bytes than any configuration has.
+    /// The file is longer than any configuration.
     #[error("it has {0} bytes; is it the right file?")]
     TooLong(u64),
     /// `pool.data` is empty.
@@ -186,18 +187,18 @@ pub enum ValueError {
     /// `server.lease_ms` is out of range.
     #[error("server.lease_ms is {0}; give {LEAST_LEASE_MS} to {MOST_LEASE_MS}")]
     Lease(u64),
-    /// An export's path is none.
+    /// An export's path is not an absolute path without `..`.
     #[error("the path of an [[export]] is {0:?}; give one from /, without `..`")]
     ExportPath(String),
     /// An export has no peers.
     #[error("an [[export]] is for nobody; give it `for = [\"*\"]`")]
     ExportForNobody,
-    /// A remote peer that speaks for nobody else has to be somebody.
+    /// A remote peer that does not speak for others needs a user, and none is given.
     #[error(
         "the [[export]] for {0} says that it does not speak for others; say who it is with all_squash = \"UID:GID\""
     )]
     ExportWithoutUser(PeerPattern),
-    /// An export behind the one for everybody, by its number.
+    /// An export stands behind the one for everybody, so it never applies.
     #[error(
         "the [[export]] number {0} never counts, for the one before it is for everybody (`for = [\"*\"]`) and the first that is for a \
          client counts; put the one for everybody last, or take it out"
@@ -208,7 +209,7 @@ pub enum ValueError {
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
@@ -216,7 +217,7 @@ pub enum ConfigError {
         /// Why.
         source: std::io::Error,
     },
-    /// It is not TOML, or has a key or value that is not known.
+    /// It is not TOML, or has an unknown key or value.
     #[error("{path} is wrong: {reason}")]
     Syntax {
         /// The file.
@@ -229,16 +230,16 @@ pub enum ConfigError {
     Value {
         /// The file.
         path: PathBuf,
-        /// Which, and what would be right.
+        /// The value, and what would be right.
         reason: ValueError,
     },
-    /// A path cannot be written to the file.
+    /// A path that is not UTF-8 cannot be written to the file.
     #[error("the path {0:?} is not UTF-8; rename it")]
     NotUtf8(PathBuf),
 }
 
 impl Config {
-    /// A pool's configuration with everything else as usual.
+    /// The configuration of a pool with defaults for all else.
     pub fn new(pool: PoolConfig) -> Self {
         Self { pool, server: ServerConfig::default(), export: to_everybody() }
     }
@@ -246,7 +247,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// `ConfigError` naming the file, the place and what would be right.
+    /// `ConfigError`, with the file, the place in it, and what would be right.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let read = |source| ConfigError::Read { path: path.to_owned(), source };
         let len = std::fs::metadata(path).map_err(read)?.len();
@@ -257,7 +258,7 @@ impl Config {
         Self::parse(&text, path)
     }
 
-    /// Parses and checks a file's text; `path` is for messages. Pure.
+    /// Parses and checks a file's text; `path` is for messages.
     ///
     /// # Errors
     /// As `load`.
@@ -368,7 +369,7 @@ impl Config {
     }
 }
 
-/// A size as people write it, if that is exact; bytes if not.
+/// A size in a unit that people write, if that is exact; else in bytes.
 fn exact(bytes: u64) -> String {
     let text = ByteSize(bytes).to_string();
     match text.parse() {

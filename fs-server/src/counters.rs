@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! rpc_kinds {
     ($($name:literal => $pattern:pat),* $(,)?) => {
-        /// Names of RPC kinds, in the order they are counted.
+        /// Names of the kinds of RPCs, in the order of their counters.
         pub(crate) const RPC_KINDS: &[&str] = &[$($name),*];
 
         fn kind_of(request: &Request<'_>) -> usize {
@@ -71,27 +71,27 @@ pub struct ServerCounters {
     rpc: Vec<AtomicU64>,
     /// Messages that did not parse.
     pub bad_messages: AtomicU64,
-    /// Connections that ended because their peers were waited for long enough.
+    /// Connections that were ended because their peers kept the server waiting for too long.
     pub timed_out: AtomicU64,
-    /// Connections refused: their peers have their share, or all places are taken.
+    /// Connections that were refused because the peer has its share, or all places are taken.
     pub refused: AtomicU64,
     /// Connections accepted.
     pub connections: AtomicU64,
-    /// Times that a worker's shared receives were all taken.
+    /// Times at which all shared receives of a worker were in use.
     pub receives_ran_dry: AtomicU64,
-    /// Bytes written by clients.
+    /// Bytes that clients wrote.
     pub written_bytes: AtomicU64,
-    /// Bytes fetched by clients by RPC.
+    /// Bytes that clients fetched by RPC.
     pub fetched_bytes: AtomicU64,
-    /// Short fetches that found all of their connection's reply buffers in flight.
+    /// Short fetches that took memory of their own, because all reply buffers of their connection were in flight.
     pub fetched_aside: AtomicU64,
-    /// Syncs begun before they were asked for.
+    /// Syncs that were begun before a client asked for them.
     pub syncs_ahead: AtomicU64,
-    /// Requests for file bytes.
+    /// Turns of requests for file bytes.
     pub turns: Arc<TurnFigures>,
-    /// Climbs from directories to the root.
+    /// Turns of climbs from directories to the root.
     pub climbs: Arc<TurnFigures>,
-    /// Bounce buffers.
+    /// Turns for bounce buffers.
     pub bounce: Arc<TurnFigures>,
 }
 

@@ -1,4 +1,4 @@
-//! Paths of exported directories: from text to directories.
+//! Paths of exported directories: parsed and looked up.
 
 use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::InodeNo;
@@ -7,8 +7,8 @@ use cuttlefs_common::status::Status;
 /// Longest path, as Linux's `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// Splits a path into components, refusing what could leave the tree. A path is bounded as Linux bounds one, so that a walk
-/// along it takes no time of others.
+/// Splits a path into components, and refuses those that could leave the exported tree. A path is as long as Linux allows at most, so that a walk
+/// along it does not delay other clients.
 ///
 /// # Errors
 /// `Invalid` for `..`, `NameTooLong`.
@@ -20,7 +20,7 @@ pub(crate) fn components(path: &[u8]) -> Result<Vec<Vec<u8>>, Status> {
     parts.map(|part| if part == b".." { Err(Status::Invalid) } else { Ok(part.to_vec()) }).collect()
 }
 
-/// Walks components from a directory.
+/// Looks up a path's components one by one, from a directory.
 ///
 /// # Errors
 /// `NotFound` or `NotDirectory`.

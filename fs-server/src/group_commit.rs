@@ -5,12 +5,12 @@
 //! * A waiter gets `Ok` only from a run of the work that began after its call.
 //! * A failure is final: all later callers get it, too.
 //!
-//! # Why there are two
-//! Where a sync is a request to a worker's io_uring one of the waiters does it (`group_sync`), and no thread is needed. Here the
-//! work blocks (syncs of metadata where no ring can do them), so it has a thread. It runs also if the caller has gone.
+//! # Group commit and group sync
+//! If a sync is a request to a worker's io_uring, one of the waiters does it (`group_sync`), and no thread is needed. The work here blocks (syncs of
+//! metadata that no ring can do), so it has a thread. It runs also if the caller has gone.
 //!
-//! In a server without threads the driver of the server runs the work (`step`), as late as it likes: between call and result other
-//! tasks go on, as beside a thread.
+//! In a server without threads the driver of the server runs the work (`step`), as late as it likes. Between a call and its result other tasks run,
+//! as with a thread.
 
 use crate::pool::LocalFuture;
 use cuttlefs_common::panic_ends;
@@ -22,11 +22,11 @@ use std::thread::JoinHandle;
 
 #[derive(Default)]
 struct State {
-    /// Runs asked for; the number of the last one somebody waits for.
+    /// The number of the last run of the work that was asked for.
     asked: u64,
-    /// All up to this one are done.
+    /// All runs up to this number are done.
     done: u64,
-    /// A run failed.
+    /// Whether a run failed.
     failed: bool,
     wakers: Vec<Waker>,
     stop: bool,
@@ -40,20 +40,20 @@ struct Shared {
 
 type Work = Box<dyn Fn() -> Result<(), Status> + Send + Sync>;
 
-/// The thread, and the work it does; without a thread, `step` does it.
+/// The thread and the work that it does. Without a thread, `step` does the work.
 pub struct GroupCommit {
     shared: Arc<Shared>,
     work: Arc<Work>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Who waits does it himself.
+    /// Whether each waiter does the work by itself.
     is_at_once: bool,
 }
 
 impl GroupCommit {
-    /// Starts a thread that does `work` whenever somebody waits.
+    /// Starts a thread that does `work` whenever there are waiters.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// If the thread cannot be started.
     pub fn start(
         name: &str,
         work: impl Fn() -> Result<(), Status> + Send + Sync + 'static,
@@ -77,13 +77,13 @@ impl GroupCommit {
         }
     }
 
-    /// For tests: a wait does the work, and is over.
+    /// For tests: each wait does the work at once.
     #[cfg(test)]
     pub(crate) fn at_once(work: impl Fn() -> Result<(), Status> + Send + Sync + 'static) -> Self {
         Self { is_at_once: true, ..Self::by_hand(work) }
     }
 
-    /// Resolves when a run that began after this call has ended.
+    /// Resolves when a run of the work that began after this call has ended.
     pub fn wait(&self) -> LocalFuture<'static, Result<(), Status>> {
         let shared = self.shared.clone();
         let ticket = {
@@ -105,19 +105,19 @@ impl GroupCommit {
         }))
     }
 
-    /// Has a run done that nobody waits for.
+    /// Asks for a run that nobody waits for.
     pub fn ask(&self) {
         self.shared.state.lock().asked += 1;
         self.shared.work.notify_one();
     }
 
-    /// Whether somebody waits.
+    /// Whether a run was asked for that is not done.
     pub fn is_asked(&self) -> bool {
         let state = self.shared.state.lock();
         state.asked > state.done
     }
 
-    /// One run of the work, if somebody waits; whether there was.
+    /// Runs the work once if it was asked for. Returns whether it was.
     pub fn step(&self) -> bool {
         let state = self.shared.state.lock();
         let asked = state.asked > state.done;
@@ -127,7 +127,7 @@ impl GroupCommit {
         asked
     }
 
-    /// Ends the thread; who still waits is served first.
+    /// Ends the thread, after it has served all waiters.
     pub fn stop(&self) {
         self.shared.state.lock().stop = true;
         self.shared.work.notify_one();
@@ -154,7 +154,7 @@ fn run(place: &str, work: &Work, shared: &Shared) {
     }
 }
 
-/// One run of the work, for everybody who waits by now.
+/// Runs the work once, for all that wait by now.
 fn commit<'s>(work: &Work, shared: &'s Shared, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
     let upto = state.asked;
     drop(state);

@@ -17,32 +17,32 @@ use event_listener::Event;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A sync failed, this one or one before.
+/// This sync failed, or one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a sync failed; nothing is durable any more until the server is restarted")]
 pub struct SyncFailed;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Syncs begun; the number of the one under way, if there is one.
+    /// Syncs begun so far: the number of the one under way, if there is one.
     begun: u64,
-    /// The last one that ended well.
+    /// The number of the last sync that succeeded.
     done: u64,
     is_running: bool,
 }
 
-/// What those who sync share.
+/// The state that all callers share.
 #[derive(Debug, Default)]
 pub(crate) struct GroupSync {
     state: Mutex<State>,
-    /// Set once, under `state`. Acquire and release, so that it can be looked at without it.
+    /// Set once, under `state`. Acquire and release, so that it can be read without that lock.
     failed: AtomicBool,
-    /// Told when a sync ended, in whatever way.
+    /// Notified whenever a sync ends, successfully or not.
     ended: Event,
 }
 
 impl GroupSync {
-    /// Whether one failed.
+    /// Whether a sync has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
@@ -57,7 +57,7 @@ impl GroupSync {
         self.state.lock().begun
     }
 
-    /// Resolves when a sync that began after the call has ended. `lead` does one, and says whether it went well.
+    /// Resolves when a sync that began after the call has ended. `lead` does a sync and returns whether it succeeded.
     ///
     /// # Errors
     /// [`SyncFailed`].
@@ -94,7 +94,7 @@ impl GroupSync {
 /// A sync under way.
 struct Run<'a> {
     shared: &'a GroupSync,
-    /// Whether it ended well; `None`: it was given up.
+    /// Whether it succeeded; `None` if its future was dropped.
     is_well: Option<bool>,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the way of a read and of a write through these modules.
 
-// They panic where nobody reads; `say!` and `tell!` do not.
+// These macros panic if their output cannot be written; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
-// What is `pub` is for the programs, the benchmarks and the tests of other crates.
+// Items are `pub` for the programs, the benchmarks and the tests of other crates.
 #![cfg_attr(not(test), warn(unreachable_pub))]
 
 /// POSIX access control lists.
@@ -12,21 +12,21 @@ mod acl;
 mod bits;
 /// The `cuttlefsd` command.
 pub mod cli;
-/// Metadata's flushes, for all who wait.
+/// Flushes of metadata, each for all that wait for one.
 mod committer;
 /// `cuttlefs.toml`.
 pub mod config;
 /// Figures for status.
 mod counters;
-/// Paths of what is exported.
+/// Paths of exported directories.
 mod export;
 /// Files: mapping, keys, operations.
 pub mod files;
-/// Checking a pool that nobody serves.
+/// Checking a pool that is not being served.
 pub mod fsck;
-/// A thread that syncs for many.
+/// A thread that syncs for many waiters.
 mod group_commit;
-/// One sync for many, led by one of them.
+/// One sync for many waiters, led by one of them.
 mod group_sync;
 /// Clients' advisory locks.
 mod locks;
@@ -40,21 +40,20 @@ mod placement;
 pub mod pool;
 /// Permissions.
 pub mod rights;
-/// Decode, admit, call, reply.
 /// The server's RNICs.
 pub mod rnics;
 mod rpc;
 /// Threads, links, start and stop.
 pub mod serve;
-/// What all workers share.
+/// The state that all workers share.
 pub mod server;
 /// Clients, leases, slots.
 mod session;
-/// How much of what is bounded one peer may have.
+/// The share of each bounded resource that one peer may have.
 mod shares;
 /// Sleeps.
 mod timer;
-/// The numbers clients of an exported subtree know inodes by.
+/// Inode numbers for clients of an exported subtree.
 mod veil;
 /// One thread's executor and reactor.
 pub mod worker;

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many peers each worker serves.
+/// The number of peers of each worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Placement(Arc<Mutex<Vec<usize>>>);
 
@@ -27,18 +27,18 @@ pub struct Home {
     placement: Placement,
     workers: usize,
     first: usize,
-    /// Connections so far. Relaxed: it spreads them.
+    /// Connections so far. Relaxed, for it only spreads them.
     connections: AtomicUsize,
 }
 
 impl Placement {
-    /// Nobody is served yet, by so many workers.
+    /// No peers yet, and so many workers.
     pub(crate) fn new(workers: usize) -> Self {
         assert!(workers > 0, "a server has a worker");
         Self(Arc::new(Mutex::new(vec![0; workers])))
     }
 
-    /// Workers for one more peer.
+    /// Chooses the workers of one more peer.
     pub(crate) fn settle(&self) -> Home {
         let mut peers = self.0.lock();
         let workers = peers.len();
@@ -49,23 +49,23 @@ impl Placement {
     }
 }
 
-/// How many of so many workers a peer has.
+/// How many of `workers` workers a peer has.
 fn span(workers: usize) -> usize {
     (workers / 2).max(1)
 }
 
-/// A peer's workers, from one on.
+/// The workers of a peer, of which `first` is the first.
 fn home_of(first: usize, workers: usize) -> impl Iterator<Item = usize> {
     (first..first + span(workers)).map(move |worker| worker % workers)
 }
 
 impl Home {
-    /// The worker for one more connection.
+    /// The worker for one more connection of the peer.
     pub fn next_worker(&self) -> usize {
         self.worker_of(self.connections.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The worker for whatever of the peer's has this number.
+    /// The peer's worker for its connection of this number.
     pub fn worker_of(&self, number: usize) -> usize {
         (self.first + number % span(self.workers)) % self.workers
     }

@@ -1,8 +1,8 @@
 //! The state that all workers share: metadata, files, sessions, and the steps that join them.
 //!
 //! # How it works
-//! Names and attributes go to `meta`, bytes to `files`. Where one operation needs both (truncation,
-//! the last close of an unlinked file) the joint is here, and only here.
+//! Names and attributes go to `meta`, bytes to `files`. Operations that need both (truncation, the last close of an unlinked file) are joined here
+//! and nowhere else.
 
 use crate::counters::ServerCounters;
 use crate::files::{self, Changed, ClosedRegion, FileRegion, Files};
@@ -27,86 +27,86 @@ use cuttlefs_common::world::Clock;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
-/// A server, but for its threads and links.
+/// A server without its threads and links.
 pub struct Server {
     /// Names, attributes, durable mappings.
     pub meta: Arc<Meta>,
     /// Mappings, filekeys, and the pages below.
     pub files: Arc<Files>,
-    /// Clients.
+    /// Sessions of clients.
     pub sessions: Sessions,
     /// Clients' advisory locks.
     pub locks: Locks,
-    /// Who may come, and how much of what is bounded he gets.
+    /// The clients that are admitted, and the bounds that apply to each.
     pub admission: Admission,
-    /// Checksums of pages, and who looks for rot.
+    /// Checksums of pages, and the scrub that looks for rot.
     pub integrity: Integrity,
-    /// What clients and people are told of it.
+    /// Facts about the server, for clients and for `status`.
     pub about: About,
-    /// The RNICs, and what is registered with each for all.
+    /// The RNICs, and the memory that is registered with each for all clients.
     pub rnics: Rnics,
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
     /// Figures.
     pub counters: ServerCounters,
-    /// Whether it is going down.
+    /// Whether the server is going down.
     pub drain: Drain,
-    /// Taken for reading while a file without a name is made and opened; for writing by who looks for files without a name
-    /// that nobody has open.
+    /// Held for reading while a file without a name is made and opened. Held for writing by whoever looks for files without a name that nobody has
+    /// open.
     pub opens_nameless: RwLock<()>,
 }
 
-/// Who may come, and how much of what is bounded he gets.
+/// The clients that are admitted, and the bounds that apply to each.
 pub struct Admission {
-    /// To whom, and with which rights.
+    /// The rules of the export: peers, directories and rights.
     pub exports: Exports,
-    /// How clients prove that they had files open.
+    /// The proofs with which clients show that they had files open.
     pub tickets: Tickets,
     /// Clients' connections.
     pub connections: Connections,
-    /// What each peer has of what is bounded.
+    /// Each peer's use of bounded resources.
     pub shares: Shares,
 }
 
-/// Checksums of pages, and who looks for rot.
+/// Checksums of pages, and the scrub that looks for rot.
 pub struct Integrity {
     /// The checksums.
     pub sums: Arc<PageSums>,
-    /// Where the scrub is.
+    /// How far the scrub is.
     pub scrub: Mutex<ScrubFigures>,
-    /// Whose the pages are that it finds.
+    /// The files of the rotten pages that the scrub found.
     pub rotten: RottenPages,
 }
 
-/// What clients and people are told of a server. Fixed at its start, but for where it listens.
+/// Facts about a server, for clients and for `status`. Fixed at its start, but for its endpoints.
 pub struct About {
-    /// Differs at each start.
+    /// A number that differs at each start.
     pub epoch: u64,
-    /// Where it listens, and by which RNIC; filled once links are up.
+    /// The endpoints at which it listens, each with its RNIC; filled once the links are up.
     pub endpoints: Mutex<Vec<(RnicIndex, Endpoint)>>,
     /// Worker threads.
     pub workers: usize,
     /// How clients count one-sided reads.
     pub sampling: Sampling,
-    /// What a request changed is durable before its answer leaves.
+    /// Whether a request's changes are durable before its answer is sent.
     pub durable_answers: bool,
 }
 
-/// Who asks for something, and what that changed.
+/// The requester of an operation, and the notes of its changes.
 #[derive(Clone, Copy)]
 pub struct Asker<'a> {
-    /// As whom.
+    /// The identity under which the request runs.
     pub who: &'a Identity,
     /// The session.
     pub owner: RegionOwner,
-    /// What is to be durable before the answer.
+    /// The changes that may have to be durable before the answer.
     pub changed: &'a Changed,
 }
 
 impl Server {
-    /// Runs an operation on metadata, if who asks may do it. A file that loses its last name always
-    /// becomes an orphan first: whether it may go is decided by `settle` under the region's own locks. An orphan gets a name
-    /// only while it is open: what is being freed is not.
+    /// Runs an operation on metadata, if the requester may do it. A file that loses its last name always becomes an orphan first: `settle` decides
+    /// under the region's own locks whether it is freed. An orphan gets a name only while it is open, for otherwise it may be in the course of being
+    /// freed.
     ///
     /// # Errors
     /// As POSIX says.
@@ -125,8 +125,8 @@ impl Server {
         outcome.inspect(|_| changed.note_records())
     }
 
-    /// Somebody is about to change a file's contents: what he may not keep of its privileges (set-id bits, capabilities) goes
-    /// first, in a batch of its own, which says nothing of the request.
+    /// Takes a file's privileges (set-id bits, capabilities) that the requester may not keep, before it changes the file's contents. This is a batch
+    /// of its own, which does not name the request.
     ///
     /// # Errors
     /// `Stale`, `Io`.
@@ -139,7 +139,7 @@ impl Server {
         if !attr.has_privileges() {
             return Ok(());
         }
-        // Who is in the file's group by one of his further groups is in it.
+        // Metadata knows one group of the caller only. A caller with the file's group among its supplementary groups counts as in that group.
         let gid = if who.is_in(attr.gid) { attr.gid } else { who.gid };
         let caller = Caller { gid, request: None, ..caller(who) };
         self.meta
@@ -147,7 +147,7 @@ impl Server {
             .map(|_| changed.note_records())
     }
 
-    /// Changes attributes; `data` is what a truncation does to the durable mapping.
+    /// Changes attributes; `data` is the change of the durable mapping by a truncation.
     ///
     /// # Errors
     /// As POSIX says.
@@ -178,12 +178,12 @@ impl Server {
         let commit = |data| self.set_attr(asker, ino, set, Some(data));
         let changing = files::begin_change(&self.files, &file, asker.changed).await?;
         let attr = files::truncate(&self.files, disk, &file, size, commit).await?;
-        // Also where the file was not longer: what others had written there, and bring back, was cut off.
+        // Also if the file was not longer: bytes that other clients wrote behind the new end and may restore are cut off, too.
         changing.done(attr.change, size..u64::MAX);
         Ok(attr)
     }
 
-    /// Makes a change again that a client's server was killed after; whether some of it is lost.
+    /// Restores a change of a client after its server was killed. Returns whether some of it is lost.
     ///
     /// # Errors
     /// As the change itself.
@@ -203,21 +203,21 @@ impl Server {
         files::restore(&self.files, disk, file, by, what, set_length, asker.changed).await
     }
 
-    /// What an operation leaves to do: an inode without names that nobody has open goes.
+    /// Finishes an operation: frees an inode that has lost its last name, if nobody has it open.
     pub async fn settle(&self, outcome: Outcome) {
         if let Some(ino) = outcome.orphaned {
             self.reap(ino).await;
         }
     }
 
-    /// Inodes without a name: none of them is one that its maker is about to open.
+    /// Inodes without a name, without those that a request has made and not opened yet.
     pub fn orphans(&self) -> Vec<InodeNo> {
         let _no_maker = self.opens_nameless.write();
         self.meta.orphans()
     }
 
-    /// Frees an orphan unless somebody has it open; then the last close will. While clients of the server before this
-    /// one may still come back for what they had open, it stays; the end of that time frees it.
+    /// Frees an orphan, unless somebody has it open: then the last close frees it. In the grace period orphans stay, because clients may reclaim what
+    /// they had open; the end of that period frees them.
     pub async fn reap(&self, ino: InodeNo) {
         if self.sessions.is_grace_period() {
             return;
@@ -236,7 +236,7 @@ impl Server {
             Err(status) => Err(status),
         };
         match result {
-            // Busy: open. Stale, NotFound: somebody else was faster. Invalid: it got a name, and was closed then.
+            // Busy: it is open. Stale, NotFound: another task has freed it. Invalid: it got a name and was closed since.
             Ok(()) | Err(Status::Busy | Status::Stale | Status::NotFound | Status::Invalid) => {}
             Err(status) => {
                 tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again at the next start");
@@ -244,13 +244,13 @@ impl Server {
         }
     }
 
-    /// Keeps that a client has a session.
+    /// Makes it durable that a client has a session.
     pub fn remember(&self, session: &Session) -> Result<(), Status> {
         let put = Operation::PutClient { client: session.client(), owner: session.peer().key().clone() };
         self.meta.execute(Caller::default(), &put, &|_| true).map(|_| ())
     }
 
-    /// These clients' sessions have ended, and they may come back. Who has been away for longest is forgotten for it.
+    /// Notes that these clients' sessions have ended and may come back. For that the clients that have been away for longest may be forgotten.
     pub fn note_absent(&self, sessions: &[Arc<Session>]) {
         let is_away = |session: &&Arc<Session>| self.sessions.of(session.client()).is_none();
         let away: Vec<&Arc<Session>> = sessions.iter().filter(is_away).collect();
@@ -260,24 +260,24 @@ impl Server {
         self.forget(&forgotten);
     }
 
-    /// These clients have nothing open any more: no later start needs to wait for them.
+    /// Notes that these clients have nothing open any more, so that no later start waits for them.
     pub fn end_sessions(&self, clients: impl IntoIterator<Item = ClientId>) {
         clients.into_iter().for_each(|client| self.drop_client(&Operation::EndSession { client }));
     }
 
-    /// Forgets these clients: they are gone for good.
+    /// Forgets these clients, which are gone for good.
     pub fn forget(&self, clients: &[ClientId]) {
         clients.iter().for_each(|&client| self.drop_client(&Operation::RemoveClient { client }));
     }
 
-    /// What fails here costs the next start a wait, and nothing else.
+    /// Runs an operation that drops a client's records. If it fails, the next start waits for that client in vain; nothing else is lost.
     fn drop_client(&self, operation: &Operation<'_>) {
         if let Err(status) = self.meta.execute(Caller::default(), operation, &|_| true) {
             tracing::error!(?operation, %status, "the records of a client that is gone could not be dropped");
         }
     }
 
-    /// Ends filekeys; unlinked files whose last key this was are freed.
+    /// Closes filekeys, and frees each unlinked file whose last filekey was closed.
     pub async fn close(&self, owner: RegionOwner, filekeys: &[FileKey]) {
         for filekey in filekeys {
             // A key that is not known was closed before: closing is idempotent.
@@ -287,7 +287,7 @@ impl Server {
         }
     }
 
-    /// When the last client of the server before this one has come back, or none will: locks are given out again.
+    /// Ends the grace period for locks and restored changes, if all clients of the server before have come back, or none of the others can any more.
     pub fn settle_grace(&self) {
         if !self.sessions.is_grace_period() {
             self.locks.end_grace();
@@ -295,7 +295,7 @@ impl Server {
         }
     }
 
-    /// Ends every filekey of a session that is over.
+    /// Closes every filekey of a session that has ended.
     pub async fn revoke(&self, session: &Session) {
         for closed in self.files.revoke(session.number()) {
             self.closed(closed).await;

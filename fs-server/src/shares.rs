@@ -40,7 +40,7 @@ use std::sync::{Arc, Weak};
 /// Locks of all clients.
 pub(crate) const LOCKS_MAX: usize = 262_144;
 
-/// What peers have shares of.
+/// A resource of which each peer has a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Connections, each with registered memory and descriptors.
@@ -59,20 +59,20 @@ const RESOURCES: usize = 4;
 /// The bounds of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// All peers' together.
+    /// The bound of all peers together.
     pub all: usize,
-    /// One peer's.
+    /// The bound of one peer.
     pub share: usize,
-    /// Of all, for administrators only.
+    /// The part of `all` that only administrators may use.
     pub reserve: usize,
 }
 
 impl Resource {
-    /// Every resource, in the order they are counted.
+    /// Every resource, in the order of their counters.
     pub const ALL: [Resource; RESOURCES] =
         [Resource::Connections, Resource::Sessions, Resource::Filekeys, Resource::Locks];
 
-    /// Its name in `status`.
+    /// The resource's name in `status`.
     pub const fn name(self) -> &'static str {
         match self {
             Resource::Connections => "connections",
@@ -82,34 +82,34 @@ impl Resource {
         }
     }
 
-    /// Its bounds. A quarter of all is one peer's: one hostile peer leaves three others theirs.
+    /// The resource's bounds. A share is a quarter of the whole, so that one hostile peer leaves three shares to others.
     pub const fn bound(self) -> Bound {
         match self {
             // A mount has some twenty connections, with all lanes in use 64. The reserve is two such mounts.
             Resource::Connections => Bound { all: 4096, share: 1024, reserve: 128 },
             Resource::Sessions => Bound { all: 1024, share: 256, reserve: 16 },
-            // Some 150 bytes each; Linux gives a process 1,048,576 open files at most by default.
+            // A filekey takes some 150 bytes. By default Linux gives a process at most 1,048,576 open files.
             Resource::Filekeys => Bound { all: 1 << 21, share: 1 << 19, reserve: 1 << 16 },
             Resource::Locks => Bound { all: LOCKS_MAX, share: 65_536, reserve: 4096 },
         }
     }
 }
 
-/// Why there is no place.
+/// Why a peer gets no more of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// The peer has its share.
+    /// The peer has its whole share.
     #[error("this peer has its share of {share} {}; close some, then try again", .of.name())]
     Share {
-        /// Of what.
+        /// The resource.
         of: Resource,
-        /// How many.
+        /// The peer's share.
         share: usize,
     },
-    /// All peers together have what there is, or so much that the rest is for others.
+    /// All peers together have as much as there is, but for a rest that is reserved for others.
     #[error("the server has as many {} as it may have; try again later", .of.name())]
     All {
-        /// Of what.
+        /// The resource.
         of: Resource,
     },
 }
@@ -117,15 +117,15 @@ pub enum Full {
 /// Counts of all peers.
 pub struct Shares {
     used: Arc<[AtomicUsize; RESOURCES]>,
-    /// Who is known; an entry whose peer is gone goes when there are too many of those.
+    /// The known peers. Dead entries are removed when there are as many of them as live ones.
     peers: Mutex<HashMap<PeerKey, Weak<Peer>>>,
-    /// Peers so far.
+    /// Peers so far; each gets the next number.
     numbers: AtomicU64,
     placement: Placement,
 }
 
 impl Shares {
-    /// Nobody is known yet; so many workers will serve.
+    /// No peers yet; the server has so many workers.
     pub fn new(workers: usize) -> Self {
         Self {
             used: Arc::default(),
@@ -135,12 +135,12 @@ impl Shares {
         }
     }
 
-    /// The peer behind an identity; the same one while anything is held in its name.
+    /// The peer with this identity: the same one for as long as anything is held in its name.
     pub fn peer(&self, identity: &PeerIdentity) -> Arc<Peer> {
         self.of_key(PeerKey::from(identity))
     }
 
-    /// The server itself, for what it does in nobody else's name.
+    /// The server's own peer, for work that it does in nobody else's name.
     pub fn own(&self) -> Arc<Peer> {
         self.of_key(PeerKey::User(rustix::process::geteuid().as_raw()))
     }
@@ -150,7 +150,7 @@ impl Shares {
         if let Some(peer) = peers.get(&key).and_then(Weak::upgrade) {
             return peer;
         }
-        // As many entries are dead as live ones at most, so this costs little on average.
+        // At least as many entries are dead as are live, so that this costs little on average.
         if peers.len() >= 2 * peers.values().filter(|peer| peer.strong_count() > 0).count() {
             peers.retain(|_, peer| peer.strong_count() > 0);
         }
@@ -167,12 +167,12 @@ impl Shares {
         peer
     }
 
-    /// How much of a resource is taken.
+    /// How much of a resource all peers have.
     pub fn used(&self, resource: Resource) -> usize {
         self.used[resource as usize].load(Ordering::Relaxed)
     }
 
-    /// How much of a resource the peer has that has most of it.
+    /// How much of a resource the peer has that has the most.
     pub fn largest(&self, resource: Resource) -> usize {
         let peers = self.peers.lock();
         let live = peers.values().filter_map(Weak::upgrade);
@@ -185,7 +185,7 @@ impl Shares {
     }
 }
 
-/// Whoever is at the other end of connections.
+/// The peer at the other end of connections.
 pub struct Peer {
     key: PeerKey,
     is_administrator: bool,
@@ -202,22 +202,22 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Peer {
-    /// Who it is.
+    /// The peer's key.
     pub fn key(&self) -> &PeerKey {
         &self.key
     }
 
-    /// Root, or whoever runs the server.
+    /// Whether the peer is root or the server's own user.
     pub fn is_administrator(&self) -> bool {
         self.is_administrator
     }
 
-    /// On whose account its requests are.
+    /// The account for the work on its requests.
     pub fn payer(&self) -> Payer {
         self.payer
     }
 
-    /// Which workers serve it.
+    /// The workers that serve it.
     pub fn home(&self) -> &Home {
         &self.home
     }
@@ -227,7 +227,7 @@ impl Peer {
         self.used[resource as usize].load(Ordering::Relaxed)
     }
 
-    /// One more of a resource.
+    /// Takes one more of a resource.
     ///
     /// # Errors
     /// [`Full`], which says whose bound is reached.
@@ -257,7 +257,7 @@ impl Peer {
         share.saturating_sub(self.used(resource)).min(left)
     }
 
-    /// What all peers may have, as far as this one is concerned, and what it may have by itself as of now.
+    /// The bound of all peers together as it applies to this peer, and the bound of this peer as of now.
     fn bounds(&self, resource: Resource) -> (usize, usize) {
         let Bound { all, share, reserve } = resource.bound();
         if self.is_administrator {
@@ -266,16 +266,16 @@ impl Peer {
         let all = all - reserve;
         let of_others =
             self.all[resource as usize].load(Ordering::Relaxed).saturating_sub(self.used(resource));
-        // Half of what others do not have.
+        // Half of the part that other peers do not have.
         (all, share.min(all.saturating_sub(of_others).div_ceil(2)))
     }
 
-    /// Whether it has so much of a resource at most, or needs no share.
+    /// Whether it has at most so much of a resource, or is an administrator.
     pub fn has_at_most(&self, resource: Resource, most: usize) -> bool {
         self.is_administrator || self.used(resource) <= most
     }
 
-    /// Nothing of a resource yet, to be counted as it changes.
+    /// A count of a resource, 0 at first, that belongs to this peer's share.
     pub fn tally(self: &Arc<Self>, resource: Resource) -> Tally {
         Tally { peer: self.clone(), resource, count: 0 }
     }
@@ -296,7 +296,7 @@ fn add_below(count: &AtomicUsize, bound: usize) -> bool {
     count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).is_ok()
 }
 
-/// A place of a peer's share; it comes back when this is dropped.
+/// One place of a peer's share, which is given back when this is dropped.
 #[derive(Debug)]
 pub struct Taken {
     peer: Arc<Peer>,
@@ -304,7 +304,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Whose it is.
+    /// The peer that has the place.
     pub fn peer(&self) -> &Arc<Peer> {
         &self.peer
     }
@@ -316,8 +316,7 @@ impl Drop for Taken {
     }
 }
 
-/// A count that belongs to a peer's share and changes. Whoever moves it asks `Peer::room` first, under the lock of what is
-/// counted.
+/// A changing count of a resource that belongs to a peer's share. Before it grows, its owner asks `Peer::room`, under the lock of the counted things.
 #[derive(Debug)]
 pub struct Tally {
     peer: Arc<Peer>,
@@ -326,12 +325,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Whose it is.
+    /// The peer whose share it belongs to.
     pub fn peer(&self) -> &Arc<Peer> {
         &self.peer
     }
 
-    /// From now on it is so many.
+    /// Sets the count.
     pub fn set(&mut self, count: usize) {
         self.peer.move_by(self.resource, self.count, count);
         self.count = count;
@@ -352,7 +351,7 @@ mod tests {
         shares.of_key(PeerKey::User(uid))
     }
 
-    /// Whoever runs the tests is an administrator; these are not.
+    /// A user that is not an administrator. (The user who runs the tests is one.)
     const STRANGER: u32 = 4_000_000_001;
     const ANOTHER: u32 = 4_000_000_002;
 

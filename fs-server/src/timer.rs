@@ -1,9 +1,9 @@
-//! Sleeps: time comes in from outside, by a worker's timers, or in tests by hand.
+//! Sleeps: a worker's timers provide them, or a test by hand.
 
 use crate::pool::LocalFuture;
 use std::time::Duration;
 
-/// Who can wait.
+/// A source of sleeps.
 pub trait Timer {
     /// Resolves after `duration`.
     fn sleep(&self, duration: Duration) -> LocalFuture<'static, ()>;

@@ -1,20 +1,20 @@
 //! Inode numbers for clients that may not reach every inode.
 //!
-//! A client names inodes by number, and numbers are small and dense: a client that is confined to a subtree could try them all and
-//! reach files outside, and one that may not search a directory could reach the inodes in it. Walking up from each named inode would
-//! not help, for a file has no one directory. So the sessions of such clients (`rights::Grant`) are shown other numbers: a keyed
-//! permutation of the 64-bit numbers, a Feistel network of six rounds of SipHash-2-4 under the pool's secret. A client can use the
-//! numbers it was told; of those it was not told, one in 2^64 divided by the number of inodes is any inode at all.
+//! A client names inodes by number, and numbers are small and dense: a client that is confined to a subtree could try them all and reach files
+//! outside, and a client that may not search a directory could reach the inodes in it. Walking up from each named inode would not help, for a file
+//! may have names in several directories. So the sessions of such clients (`rights::Grant`) are told other numbers: a keyed permutation of the 64-bit
+//! numbers, a Feistel network of six rounds of SipHash-2-4 under the pool's secret. A client can use the numbers that it was told. A number that it
+//! guesses is the number of some inode with a chance of the count of inodes in 2^64.
 //!
-//! A client that may list a directory and not search it gets numbers, too, as `d_ino` wants; those are no permutation, and lead
-//! nowhere.
+//! A client that may list a directory and not search it gets numbers, too, as `d_ino` needs them. Those are not of the permutation, and `reveal`
+//! finds no inode for them.
 //!
-//! The numbers depend on the pool's secret, the exported directory and the session's user, if it is one: they stay the same over
-//! restarts, as `st_ino` must, and are of no use to another user who learns them.
+//! The numbers depend on the pool's secret, the exported directory and the session's user, if it has one. They stay the same over restarts, as
+//! `st_ino` must, and are of no use to another user who learns them.
 //!
 //! # Invariants
-//! `hide` and `reveal` are inverse on every number but 0, and 1, which FUSE keeps for itself: it is the exported directory if
-//! that is the pool's root, and no inode elsewhere. Neither ever gives them for another.
+//! `hide` and `reveal` are inverse on every number but 0 and 1. FUSE reserves these: 1 is the exported directory if that is the pool's root, and no
+//! inode otherwise. Neither function ever returns 0 or 1 for another inode.
 
 use crate::meta::HashKey;
 use crate::rpc::reply::{Body, body};
@@ -25,16 +25,16 @@ use siphasher::sip::SipHasher24;
 
 const ROUNDS: u8 = 6;
 
-/// A permutation of inode numbers.
+/// A permutation of inode numbers for one export and one user.
 pub struct Veil {
     key: HashKey,
     root: InodeNo,
-    /// Whose numbers they are; nobody's own where a session speaks for others.
+    /// The user to whom the numbers are told; `None` for a session that speaks for others.
     uid: Option<u32>,
 }
 
 impl Veil {
-    /// That of a pool's exported directory, for a user or for who speaks for others.
+    /// The permutation of an exported directory, for a user, or for sessions that speak for others (`None`).
     pub fn new(key: HashKey, root: InodeNo, uid: Option<u32>) -> Self {
         Self { key, root, uid }
     }
@@ -70,12 +70,12 @@ impl Veil {
         u64::from(left) << 32 | u64::from(right)
     }
 
-    /// What clients call an inode.
+    /// The number by which clients know an inode.
     pub fn hide(&self, ino: InodeNo) -> InodeNo {
         if ino == InodeNo::ROOT && self.root == InodeNo::ROOT {
             return ino;
         }
-        // Walking the cycle past 0 and 1 keeps it a permutation of the others.
+        // Permuting again while the result is 0 or 1 keeps this a permutation of all other numbers.
         let mut number = self.permute(ino.0);
         while number <= 1 {
             number = self.permute(number);
@@ -83,7 +83,7 @@ impl Veil {
         InodeNo(number)
     }
 
-    /// The inode clients call so; 0, which never is one, for numbers no client was told.
+    /// The inode behind a client's number; 0, which is no inode, for numbers that no client was told.
     pub fn reveal(&self, ino: InodeNo) -> InodeNo {
         if ino == InodeNo::ROOT && self.root == InodeNo::ROOT {
             return ino;
@@ -98,8 +98,8 @@ impl Veil {
         InodeNo(number)
     }
 
-    /// A number for an inode that a client may know to be there, and no more. Each inode has its own, as far as anybody is
-    /// going to see.
+    /// A number for an inode that a client may see in a listing and may not reach. Collisions between inodes are as unlikely as with random 64-bit
+    /// numbers.
     pub fn number_only(&self, ino: InodeNo) -> InodeNo {
         let half = |round| {
             self.hash(*b"only", round, (ino.0 >> 32) as u32 ^ self.hash(*b"low ", round, ino.0 as u32))
@@ -107,15 +107,15 @@ impl Veil {
         InodeNo(u64::from(half(0)) << 32 | u64::from(half(1)) | 2)
     }
 
-    /// Inode numbers of a request, as the server has them.
+    /// Replaces the inode numbers of a client's request by the server's.
     pub fn reveal_request(&self, request: &mut Request<'_>) {
         request.map_inodes(&|ino| self.reveal(ino));
     }
 
-    /// Inode numbers of a reply, as clients know them.
+    /// The reply with its inode numbers replaced by the client's.
     ///
     /// # Errors
-    /// `Io` if the body is none the server makes.
+    /// `Io` if the server did not make this body.
     pub fn hide_reply(&self, encoded: &[u8]) -> Result<Body, Status> {
         let mut reply = Reply::parse(encoded).map_err(|_| Status::Io)?;
         reply.map_inodes(&|ino| self.hide(ino));
@@ -170,7 +170,7 @@ mod tests {
         let of_user = |uid| Veil::new(HashKey(*b"sixteen byte key"), InodeNo(9), Some(uid));
         let told = of_user(1004).hide(InodeNo(77));
         assert!(of_user(1006).reveal(told).0 > 1 << 20 && veil(9).reveal(told).0 > 1 << 20);
-        // Part of the format: clients keep these numbers over restarts.
+        // The permutation must never change: clients keep these numbers over restarts.
         assert_eq!(veil(9).hide(InodeNo(77)).0, 10_350_168_001_937_501_180);
     }
 }

@@ -1,4 +1,4 @@
-//! `cuttlefsd fsck`, the real program on real pools.
+//! Runs the real `cuttlefsd fsck` on real pools.
 
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
@@ -42,7 +42,7 @@ fn kinds(report: &Value) -> Vec<String> {
     findings.map(|finding| finding["kind"].as_str().expect("a kind").to_owned()).collect()
 }
 
-/// A pool with one file of `PAGES` pages at `FIRST`.
+/// A pool with one file of `PAGES` pages, which lie at `FIRST` in the pool.
 fn pool() -> (tempfile::TempDir, PathBuf) {
     let base = tempfile::tempdir_in("/var/tmp").expect("a directory");
     let dir = base.path().join("pool");
@@ -89,7 +89,7 @@ fn flip(path: &Path, at: u64) {
     file.write_all_at(&[byte[0] ^ 0x10], at).expect("write");
 }
 
-/// Everything of the pool, names and bytes.
+/// Every file of the pool, each with the checksum of its bytes.
 fn snapshot(dir: &Path) -> Vec<(PathBuf, u32)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).expect("list") {
@@ -126,7 +126,7 @@ fn rotten_pages_are_told_and_stay_errors_until_they_are_accepted() {
     let (_base, dir) = pool();
     let data = dir.join("data");
     flip(&data, DATA_START + (FIRST + 7) * PAGE_SIZE_U64 + 99);
-    // And the sum of another page: sums lie behind the pages.
+    // The checksum of another page rots, too. The checksums lie behind the pages.
     let sums = DATA_START + (8 << 20);
     flip(&data, sums + (FIRST + 200) * 4);
     for arguments in [&[][..], &["--repair"]] {
@@ -149,7 +149,7 @@ fn damaged_superblocks_and_metadata_are_found() {
     assert_eq!(fsck(&dir, &["--repair"]).0, 4, "no superblock, no pool");
     flip(&data, 100);
     assert_eq!(fsck(&dir, &[]).0, 0);
-    // No records where there were batches that were durable.
+    // The file of records is zeros now, though batches were durable.
     let log = dir.join("meta/records");
     let len = fs::metadata(&log).expect("there").len() as usize;
     fs::write(&log, vec![0; len]).expect("write");
@@ -178,7 +178,7 @@ fn what_cannot_be_checked_has_a_code_of_its_own() {
 fn copies_of_metadata_that_a_killed_fsck_left_are_removed_and_others_stay() {
     let (base, dir) = pool();
     let scratch = base.path().join("scratch");
-    // No process has the first number: they end at 4,194,304.
+    // No process has the first name's number: process numbers end at 4,194,304.
     let (left, own) = ("cuttlefs-fsck-4294967", format!("cuttlefs-fsck-{}", std::process::id()));
     for name in [left, &own, "cuttlefs-fsck-mine"] {
         fs::create_dir_all(scratch.join(name).join("below")).expect("made");
@@ -209,7 +209,7 @@ fn a_page_with_an_image_is_judged_once_a_start_has_put_it_in_its_place() {
     }
     let (code, report) = fsck(&dir, &[]);
     assert_eq!((code, kinds(&report), &report["page_images"]), (0, vec![], &Value::from(1)), "{report}");
-    // Nothing is in the way of a repair, which a start might ask for.
+    // The image does not keep a repair from running. A start may have asked for one.
     let (code, report) = fsck(&dir, &["--repair"]);
     assert_eq!((code, kinds(&report), &report["page_images"]), (0, vec![], &Value::from(1)), "{report}");
 
@@ -221,7 +221,7 @@ fn a_page_with_an_image_is_judged_once_a_start_has_put_it_in_its_place() {
         .stderr(Stdio::null())
         .spawn()
         .expect("it runs");
-    // It serves before it looks whether to stop, and stops cleanly.
+    // The server starts to serve before it looks for the end of its input, and then stops cleanly.
     drop(server.stdin.take());
     assert!(server.wait().expect("it ends").success());
     let (code, report) = fsck(&dir, &[]);

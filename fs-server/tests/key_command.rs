@@ -1,4 +1,4 @@
-//! Keys as people handle them: made, shown, given to a server; and a server on `tcp` that is given none.
+//! Making and showing keys and giving them to a server; and a server on `tcp` without a key.
 
 mod started;
 

@@ -1,12 +1,12 @@
-//! Which folder of the server names which: imports go downwards only, by the table below.
+//! The order of the folders of `src`: imports go downwards only, by the table `ORDER`.
 //!
-//! `src` is read, not compiled: a line that names `crate::X` is an import of `X`. Comments do not count, nor does what is in tests,
-//! which may build a world of whatever they like. A folder names itself freely.
+//! The test reads `src` as text: a line that contains `crate::X` is an import of `X`. It ignores comments and tests, which may import what they like.
+//! A folder may always import from itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folders and files of `src`, the lowest first. Those of one row do not name each other.
+/// The folders and files of `src`, the lowest row first. Those of one row do not import each other.
 const ORDER: &[&[&str]] = &[
     &["acl", "bits", "export", "group_sync", "placement", "rnics"],
     &["shares"],
@@ -25,7 +25,7 @@ const ORDER: &[&[&str]] = &[
     &["cli"],
 ];
 
-/// Who names one above it all the same, and why that is not mended yet.
+/// Imports from a higher row that are allowed: the importing folder, the imported one, and why the import is still there.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("pool", "config", "format writes the pool's configuration file, and the lock of its directory reads it"),
     ("counters", "rpc", "it takes the figures of turns as those are"),
@@ -42,10 +42,10 @@ fn rank(folder: &str) -> Option<usize> {
     ORDER.iter().position(|row| row.contains(&folder))
 }
 
-/// What a file's code names: each line's number, from 1, and the folders.
+/// The imports of a file's code: the number of the line, from 1, and the imported folder.
 fn named(source: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
-    // What is behind this is the file's own tests.
+    // The code behind this line is the file's own tests.
     let code = source.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
     for (index, line) in code.lines().enumerate() {
         let line = line.split("//").next().unwrap_or_default();
@@ -57,7 +57,7 @@ fn named(source: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// What is wrong with a file of a folder: one line each.
+/// The faults of one file of a folder: one line each.
 fn faults(folder: &str, file: &str, source: &str) -> Vec<String> {
     let Some(own) = rank(folder) else {
         return vec![format!("{file}: `{folder}` has no place in the order")];
@@ -82,7 +82,7 @@ fn sources(at: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Tests in files of their own: `tests.rs`, `x_tests.rs`, and what is in a folder `tests`.
+/// Whether the path is of a test: `tests.rs`, `x_tests.rs`, or anything in a folder `tests`.
 fn is_test(path: &Path) -> bool {
     path.components().any(|part| {
         let part = part.as_os_str().to_string_lossy();

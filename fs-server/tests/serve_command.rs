@@ -1,4 +1,4 @@
-//! `cuttlefsd serve`, the real program: what ends it.
+//! Runs the real `cuttlefsd serve`: what ends the server, and what does not.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than a start or a stop takes on any machine this runs on.
+/// Longer than a start or a stop takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A child that is not left behind.
+/// A server process that is killed when the test drops it.
 struct Server(Child);
 
 fn serve(pool: &Path, socket: &Path) -> Command {
@@ -26,7 +26,7 @@ impl Server {
         let log = BufReader::new(server.0.stderr.take().expect("piped"));
         let mut lines = log.lines().map_while(Result::ok);
         assert!(lines.any(|line| line.contains("serving")), "it ended before it served");
-        // Somebody must read it, or the server waits for room.
+        // A thread must read the server's messages, or the full pipe makes the server wait.
         std::thread::spawn(move || lines.for_each(drop));
         server
     }
@@ -65,18 +65,18 @@ fn a_server_whose_starter_is_killed_stops_cleanly() {
     let (pool, socket) = (base.path().join("pool"), base.path().join("s"));
     make_pool(&pool);
     let mut server = Server::start(&pool, &socket, &["--until-stdin-ends"]);
-    // What the kernel does for a process that is killed.
+    // The kernel closes the pipe of a killed starter just like this.
     drop(server.0.stdin.take());
     let status = server.wait().expect("it stops");
     assert!(status.success(), "{status}");
-    // Without the option it is nobody's business.
+    // Without the option the end of its input does not stop the server.
     let mut server = Server::start(&pool, &socket, &[]);
     drop(server.0.stdin.take());
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(server.0.try_wait().expect("ours"), None);
 }
 
-/// A log on a full disk, or into a pipe that nobody reads any more, is lost; the server is not.
+/// Messages that go to a full disk, or to a pipe without a reader, are lost, and the server goes on.
 #[test]
 fn a_server_whose_log_cannot_be_written_serves_on() {
     let base = tempfile::tempdir_in("/var/tmp").expect("a directory");
@@ -91,13 +91,13 @@ fn a_server_whose_log_cannot_be_written_serves_on() {
         assert!(Instant::now() < deadline, "it does not serve");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // A line at least is written for who comes, and some for the end.
+    // The server has tried to write a line about the connection by now, and tries to write some about its end.
     drop(server.0.stdin.take());
     let status = server.wait().expect("it stops");
     assert!(status.success(), "{status}");
 }
 
-/// What `cuttlefsd` says before it ends with an error.
+/// The message of a `cuttlefsd` that ends with an error.
 fn refuses(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_cuttlefsd")).args(arguments).output().expect("it runs");
     assert!(!output.status.success(), "{arguments:?} succeeded");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A driver for QEMU's edu device, for tests of cuttlefs_iommu: it imports a dma-buf as a NIC's driver does, and has the device do DMA to and from
- * it. A transfer takes 100 ms, because QEMU's device waits so long.
+ * A driver for QEMU's edu device, for tests of cuttlefs_iommu: it imports a dma-buf as a NIC's driver does, and lets the device do DMA to and from
+ * it. A transfer takes 100 ms, because QEMU's device waits that long.
  */
 #include <linux/delay.h>
 #include <linux/dma-buf.h>
@@ -15,7 +15,7 @@
 
 #include "edu_dma.h"
 
-/* The device's own buffer, as it calls it. */
+/* The device's address of its own buffer. */
 #define OWN_BUFFER 0x40000
 #define SOURCE 0x80
 #define DESTINATION 0x88
@@ -36,7 +36,7 @@ static struct edu {
 	dma_addr_t at;
 } *edu;
 
-/* `edu`, while the device has this driver. */
+/* Protects `edu`, which is set while the device has this driver. */
 static DEFINE_MUTEX(edu_lock);
 
 static int run(dma_addr_t at, u32 len, bool from_device)
@@ -160,7 +160,7 @@ static int edu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (result)
 		return result;
 	pci_set_master(pdev);
-	/* What QEMU's command line gives it. */
+	/* The mask that QEMU's command line sets. */
 	result = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(32));
 	if (result)
 		return result;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What programs share that make windows of QEMU's edu device. */
+/* Shared by the programs that make windows of QEMU's edu device. */
 #ifndef WINDOW_H
 #define WINDOW_H
 
@@ -17,7 +17,7 @@
 
 #define PAGE 4096
 
-/* The device. */
+/* The edu device. */
 static struct cuttlefs_iommu_create pci;
 static char pci_name[32];
 static unsigned char magic[PAGE];

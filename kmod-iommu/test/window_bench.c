@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What windows cost: making one, pointing its pages, and the kernel's taking them. Of each the median of five rounds with the least and the most; what
- * is compared is measured in turn. Run as root by scripts/vm/measure-iommu.sh, with swap.
+ * The costs of windows: making one, pointing its pages, and the kernel taking pages. Each is the median of five rounds, with the least and the most;
+ * what is compared is measured in turn. Run as root by scripts/vm/measure-iommu.sh, with swap.
  */
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -126,7 +126,7 @@ static void pointing(void)
 	munmap(at, PAGES * PAGE);
 }
 
-/* Microseconds a page that the kernel takes. */
+/* Microseconds for each page that the kernel takes. */
 static double page_out(unsigned char *at)
 {
 	double begin = now_us();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Tests of cuttlefs_iommu with a device that does DMA: QEMU's edu behind an emulated IOMMU, with the driver of edu_dma.c. Run as root by
+ * Tests of cuttlefs_iommu with a device that does DMA: QEMU's edu behind an emulated IOMMU, with the driver edu_dma.c. Run as root by
  * scripts/vm/kmod-test.sh.
  * usage: window_test [SEED]       exit status 1 if a check failed
  */
@@ -26,7 +26,7 @@
 
 #define GONE CUTTLEFS_IOMMU_GONE
 #define MAGIC 0x5a
-/* What a buffer holds where a transfer brought nothing, and what QEMU's device gets of one that faulted. */
+/* The bytes of a buffer to which a transfer brought nothing, and the bytes that QEMU's device gets from a transfer that faulted. */
 #define NOTHING 0xee
 #define FAULTED 0
 #define LEN EDU_DMA_MAX_BYTES
@@ -46,7 +46,7 @@ static void check(int is_good, const char *what, ...)
 	fflush(stdout);
 }
 
-/* 0, or the negative errno. */
+/* Returns 0, or the negative errno. */
 static int call(int fd, unsigned long command, void *argument)
 {
 	return ioctl(fd, command, argument) < 0 ? -errno : 0;
@@ -114,7 +114,7 @@ static int register_dmabuf(int dmabuf)
 	return call(edu(), EDU_DMA_REGISTER, &fd);
 }
 
-/* As a NIC's driver: registers the window once. */
+/* Registers the window once, as a NIC's driver does. */
 static void register_window(int fd)
 {
 	int dmabuf = ioctl(fd, CUTTLEFS_IOMMU_EXPORT);
@@ -126,7 +126,7 @@ static void register_window(int fd)
 
 static unsigned char bytes[PAGE];
 
-/* The byte that all of a page's bytes are for the device; -1 if they differ. */
+/* The byte of which the page consists for the device; -1 if its bytes differ. */
 static int reads(uint32_t page)
 {
 	struct edu_dma_transfer transfer = { .offset = (uint64_t)page * PAGE, .buffer = (uintptr_t)bytes, .len = LEN };
@@ -215,7 +215,7 @@ static int is_resident(void *at)
 	return vector & 1;
 }
 
-/* Whether the kernel has taken the page out of memory. It is asked as often as it takes: a page that anybody looks at just then stays. */
+/* Makes the kernel take the page out of memory; returns whether it did. It tries repeatedly: a page stays if it is accessed just then. */
 static int page_out(void *at)
 {
 	for (int i = 0; i < 3000 && is_resident(at); i++) {
@@ -249,7 +249,7 @@ static void the_kernel_takes_pages(void)
 	mprotect(at + 2 * PAGE, PAGE, PROT_NONE);
 	check(reads(2) == MAGIC && point(fd, 2, 2) == -EFAULT, "one that is not even readable cannot");
 
-	/* The child stays, so that the page is copied when one of both writes. */
+	/* The child stays alive, so that the page is copied when one of the two writes. */
 	int hold[2];
 	need(!pipe(hold), "pipe");
 	child = fork();
@@ -290,7 +290,7 @@ static void the_kernel_takes_pages(void)
 	munmap(moved, PAGE);
 }
 
-/* Memory as cuttlefs has it: a memfd, mapped shared. */
+/* Memory of the same kind as cuttlefs's: a memfd, mapped shared. */
 static void shared_memory(void)
 {
 	int memory = memfd_create("frames", MFD_CLOEXEC), fd;
@@ -335,7 +335,7 @@ static void many_at_once(void)
 	       ((double)(end.tv_sec - begin.tv_sec) * 1e6 + (double)(end.tv_nsec - begin.tv_nsec) / 1e3) / pages);
 	check(reads(0) == 0x40 && reads(4095) == 1 && reads(100) == (4095 - 100) % 0x40 + 1, "each is its own");
 
-	/* What one lets go of, a later one may have. */
+	/* A later entry can use a page that an earlier one releases. */
 	struct cuttlefs_iommu_entry move[] = { { 0, GONE }, { 1, pages - 1 }, { 0, pages - 2 } };
 	check(!point_many(fd, move, 3, &done) && done == 3 && reads(1) == 0x40 && reads(0) == 0x3f, "entries take effect in order");
 	struct cuttlefs_iommu_entry stuck[] = { { 2, GONE }, { 3, 0 }, { 4, GONE } };
@@ -407,7 +407,7 @@ static void hostile_arguments(void)
 
 	second = fork();
 	if (!second) {
-		/* The same address is other memory here. */
+		/* Here the same address is other memory. */
 		_exit(point(fd, 0, 0) == -EXDEV ? 0 : 1);
 	}
 	int state = 1;
@@ -446,7 +446,7 @@ static void the_end_of_a_window(void)
 	check(reads(0) == MAGIC, "it is killed: what the device has registered is magic");
 	register_dmabuf(-1);
 
-	/* A child that has the file keeps it open; the memory is its parent's. */
+	/* A child with the file keeps it open, but the memory belongs to its parent. */
 	int hold[2];
 	need(!pipe(hold), "pipe");
 	child = fork();
@@ -540,21 +540,21 @@ static void *flip(void *argument)
 	while (!atomic_load(&is_over)) {
 		uint32_t turn = atomic_fetch_add(&turns, 1);
 
-		/* 0, 1, gone, 0, ... */
+		/* Points to page 0, page 1, gone, page 0, and so on. */
 		if (point(flipping->fd, 0, turn % 3 == 2 ? GONE : turn % 3))
 			break;
 	}
 	return NULL;
 }
 
-/* The kernel takes the page, new memory comes, with the turn as contents (1 to 0x3f), and is shown. */
+/* Lets the kernel take the page, fills new memory with bytes of this turn (1 to 0x3f), and shows it. */
 static void *take_and_show(void *argument)
 {
 	struct flipping *flipping = argument;
 
 	while (!atomic_load(&is_over)) {
 		madvise(flipping->at, PAGE, MADV_DONTNEED);
-		/* Whatever is there next belongs to somebody else until it is pointed to. */
+		/* The next page there must not be visible until it is pointed to. */
 		uint32_t turn = atomic_fetch_add(&turns, 1) + 1;
 
 		memset(flipping->at, (int)(turn % 0x3f) + 1, PAGE);
@@ -593,7 +593,7 @@ static void under_way(const char *how, void *(*other)(void *), const char *hole_
 			if (other == flip) {
 				is_good = byte == 1 || byte == 2;
 			} else {
-				/* Of a turn that was not over when the transfer began. */
+				/* The byte may be of any turn that was not over when the transfer began. */
 				is_good = after - before >= 0x3e;
 				for (uint32_t turn = before; turn <= after && !is_good; turn++)
 					is_good = byte == (int)(turn % 0x3f) + 1;
@@ -632,11 +632,11 @@ static void random_requests(unsigned int seed)
 		int expected = 0, result;
 
 		if (random() % 64 == 0) {
-			/* The kernel takes one, from both. */
+			/* The kernel takes a page from both windows. */
 			uint32_t taken = (uint32_t)random() % 64;
 
 			madvise(at + (size_t)taken * PAGE, PAGE, MADV_DONTNEED);
-			/* Not the zero page, which the other window's first write would take from this one. */
+			/* Written, since the zero page would be taken from this window by the first write of the other. */
 			at[(size_t)taken * PAGE] = 1;
 			for (int w = 0; w < 2; w++)
 				for (int p = 0; p < 64; p++)

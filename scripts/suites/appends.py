@@ -15,7 +15,7 @@ import zlib
 WRITERS_A_MOUNT = 3
 LARGEST = 1 << 20
 PARTS_MAX = 1024
-# length of all, writer, number, checksum of what follows
+# length of all, writer, number, checksum of the rest
 HEAD = struct.Struct("=IHII")
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Applications that promise their users something, while the server is killed (SIGKILL) and started again under them:
-# SQLite in both journal modes, git, fio with checksums. They see no error, and what they had promised is there.
+# Applications that promise durability to their users (SQLite in both journal modes, git, fio with checksums), while the server is killed (SIGKILL)
+# and started again. They see no error, and everything that they promised is there.
 # usage: applications-kill.sh [shm|tcp|unix]      CUTTLEFS_KILL_ROUNDS=N
 source "$(dirname "$0")/lib.sh"
 need_command git
@@ -12,7 +12,7 @@ rounds=${CUTTLEFS_KILL_ROUNDS:-4}
 start_server 1G 64M
 mount_fs
 
-# Transactions of several rows over one connection; the number of each is noted on the local disk once it committed.
+# Transactions of several rows over one connection. After a transaction has committed, its number is noted on the local disk.
 cat >"$WORK/sqlite_writer.py" <<'PYTHON'
 import hashlib, os, sqlite3, sys
 path, journal, noted_path, stop = sys.argv[1:]
@@ -34,7 +34,7 @@ while not os.path.exists(stop):
     noted.write(f"{number}\n")
 PYTHON
 
-# Whole, and exactly the transactions that were noted and the one that may have been under way; each whole.
+# The database is sound, and has exactly the noted transactions, and possibly the one that was under way, each complete.
 cat >"$WORK/sqlite_check.py" <<'PYTHON'
 import hashlib, sqlite3, sys
 path, noted_path = sys.argv[1:]
@@ -91,7 +91,7 @@ for work in "${works[@]}"; do
     pids[$work]=$!
 done
 noted() { cat "$WORK"/sqlite_*.noted "$WORK/git_commits.noted" | wc -l; }
-# All three databases go on: the lines of each file, whatever fio is doing.
+# All three databases make progress: their notes get longer, whatever fio is doing.
 went_on() {
     local work
     for work in sqlite_wal sqlite_rollback git_commits; do
@@ -119,7 +119,7 @@ done
 check "fio verified at least once" test -s "$WORK/fio_verified.noted"
 say "$(noted) commits in all, $(wc -l <"$WORK/fio_verified.noted") runs of fio"
 
-# Once more, with nobody at work and nothing in a cache.
+# Once more, when nothing runs and no cache can answer.
 kill_server
 launch_server
 remount_fs

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Hostile peers of each kind (hostile.py) beside a mount that measures itself (beside.py). Fails when the mount sees an error
-# or hangs, when the server dies or takes more memory than it may, or when something is left behind in `status`.
+# Hostile peers of each kind (hostile.py) beside a mount that measures its own speed (beside.py). Fails if the mount sees an error or hangs, if the
+# server dies or takes more memory than it may, or if something of the peers stays in `status`.
 #
-# What is measured: three rates in turn, so that they share the machine's moods: the mount alone; beside the same attack on
-# another server of this machine; under attack. An attacker on this machine takes processor time of its own and makes any
-# server take some: the second rate is what the machine leaves. A server answers for the third rate: how much of what the machine
-# left it leaves. No core is set aside and nobody is made nicer: the kernel divides the cores among threads, as it would with
-# any other program on the server's machine. The aim is a half. Less is a warning, for rates of a busy machine are no verdict;
-# CUTTLEFS_ATTACK_STRICT=1 makes it a failure.
+# Three rates are measured in turn, so that changes of the machine's speed affect all of them: the mount alone; beside the same attack on another
+# server of this machine; under attack. An attacker on this machine takes processor time itself, and makes any server take some: the second rate is
+# what the machine leaves to the mount. The server is responsible only for the third rate, compared with the second. No core is reserved and no
+# priority changed: the kernel divides the cores among threads, as it would with any other program on the server's machine. The server should leave
+# half of what the machine leaves. Less is a warning only, because rates of a busy machine prove nothing; CUTTLEFS_ATTACK_STRICT=1 makes it a failure.
 #
-# usage: attack.sh [shm|tcp|unix]: the mount's link. Peers come over unix://, as another user. With tcp they come over TLS, with
-# another key, through a relay that counts as theirs; kinds that need no key come without one.
+# usage: attack.sh [shm|tcp|unix]: the mount's link. Peers connect over unix://, as another user. With tcp they connect over TLS, with another key,
+# through a relay whose processor time counts as theirs; kinds that need no key connect without one.
 #   CUTTLEFS_ATTACK_SECONDS   how long in all (120)
 #   CUTTLEFS_ATTACK_KINDS     which kinds, of `hostile.py list` (all)
 #   CUTTLEFS_ATTACK_ROUNDS    how often the three take turns (2)
@@ -19,22 +18,22 @@ suite_begin attack "${1:-unix}"
 needs_server
 need_command python3
 need_command jq
-# Only another user has a share that is not the whole.
+# Another user is needed: the server's own user has no bounded share.
 ((EUID == 0)) || die "attack.sh must run as root, to be able to come as somebody else"
 readonly LEASE_S=4
 readonly ROUNDS=${CUTTLEFS_ATTACK_ROUNDS:-2}
 readonly HANG_S=60
-# What a server is to leave of what the machine leaves.
+# The part of what the machine leaves that a server has to leave.
 readonly SHARE_LEAST_PERCENT=50
 HERE=$(dirname "${BASH_SOURCE[0]}")
 RELAY=$CUTTLEFS_BIN/examples/keyed_relay
 [[ $LINK != tcp || -x $RELAY ]] || die "no $RELAY; build it: cargo build --release -p cuttlefs-common --example keyed_relay"
-# What needs no key is for a link that asks for one.
+# Kinds of attacks without a key are for a link that asks for one.
 kinds() { python3 "$HERE/hostile.py" list | awk -F '\t' -v tcp="$([[ $LINK == tcp ]] && echo 1)" '$2 == "" || tcp {print $1}'; }
 read -ra KINDS <<<"${CUTTLEFS_ATTACK_KINDS:-$(kinds | tr '\n' ' ')}"
 KEYLESS=" $(python3 "$HERE/hostile.py" list | awk -F '\t' '$2 != "" {print $1}' | tr '\n' ' ') "
 readonly KEYLESS
-# Of each kind and round three parts.
+# Each kind has three parts in each round.
 PART_S=$(awk -v all="${CUTTLEFS_ATTACK_SECONDS:-120}" -v parts=$((3 * ROUNDS * ${#KINDS[@]})) \
     'BEGIN {part = all / parts; print part < 1 ? 1 : part}')
 readonly PART_S
@@ -59,7 +58,7 @@ python3 "$HERE/hostile.py" prepare "$MNT/anybody" || die "no files for expensive
 mkdir "$MNT/own" || die "no directory to work in"
 for ((number = 0; number < 500; number++)); do : >"$MNT/own/some.$number"; done
 
-# The other one: a pool of its own, that nobody but attackers uses.
+# The other server has a pool of its own, which only attackers use.
 readonly OTHER=$WORK/other
 mkdir "$OTHER"
 "$CUTTLEFS_BIN/cuttlefsd" format --pool "$OTHER/pool" --size 1G >>"$WORK/format.log" 2>&1 || die "format failed"
@@ -80,7 +79,7 @@ python3 "$HERE/hostile.py" prepare "$OTHER/mnt/anybody" || die "no files for exp
 for ((number = 0; number < 500; number++)); do : >"$OTHER/mnt/some.$number"; done
 "$CUTTLEFS_BIN/cuttlefs" umount "$OTHER/mnt" || die "the other server cannot be unmounted"
 
-# relay POOL PORT SOCKET: a way for the attacker's own protocol through TLS, with the attacker's key.
+# relay POOL PORT SOCKET: lets the attacker's own protocol through TLS, with the attacker's key.
 relay() {
     "$RELAY" "$1/hostile.key" "127.0.0.1:$2" "$3" >>"$WORK/relay.log" 2>&1 </dev/null &
     RELAY_PIDS+=($!)
@@ -97,7 +96,7 @@ if [[ $LINK == tcp ]]; then
     relay "$OTHER/pool" "$((PORT + 1))" "$OTHER/relay.sock"
 fi
 
-# reached KIND this|other: where an attack of this kind goes.
+# reached KIND this|other: the address for an attack of this kind.
 reached() {
     local at=$WORK port=$PORT
     [[ $2 == this ]] || { at=$OTHER port=$((PORT + 1)); }
@@ -114,8 +113,8 @@ reached() {
 
 beside() { timeout "$HANG_S" python3 "$HERE/beside.py" "$MNT/own" "$1"; }
 
-# What the server holds for its peers, but for sessions and what hangs on them, which may stay for a lease. The mount may make
-# connections meanwhile; its own do not count.
+# What the server holds for its peers, without sessions and their resources, which may stay for a lease. The mount may make connections meanwhile;
+# they do not count.
 held() {
     status_json | jq -c --arg mnt "$MNT" '{
         connections: (.connections.count - ([.sessions.listed[] | select(.label | contains($mnt)) | .connections] | add // 0)),
@@ -123,7 +122,7 @@ held() {
         running: .byte_requests.running, queued: .byte_requests.waiting, unread: (.nic.held_bytes // 0)}'
 }
 held_by_sessions() { status_json | jq -c '[.shares | del(.connections) | .[] | objects | .used] + [.sessions.count]'; }
-# The one that asks does not count.
+# The connection of this question does not count.
 connections() { status_json | jq '.connections.count - 1'; }
 descriptors() { find "/proc/$SERVER_PID/fd" -mindepth 1 | wc -l; }
 
@@ -137,7 +136,7 @@ settles() {
     echo "$what: before $before, now $now"
     return 1
 }
-# Each of the mount's connections has as many as at the beginning; it may have made some meanwhile.
+# Descriptors for each of the mount's connections, as many as at the beginning; the mount may have made some connections meanwhile.
 descriptors_settle() {
     local waited expected
     for ((waited = 0; waited < 100; waited++)); do
@@ -159,9 +158,9 @@ attacked() {
     python3 "$HERE/hostile.py" "$1" "$(reached "$1" "$2")" anybody "$(awk -v s="$PART_S" 'BEGIN {print s + 0.5}')" \
         >>"$WORK/hostile.log" 2>&1 &
     pid=$!
-    # Under way before it is measured.
+    # The attack has to run before the measurement begins.
     sleep 0.3
-    # Whoever has a key comes in, whatever is done without one.
+    # A client with a key gets in, whatever clients without one do.
     status_json >/dev/null &
     newcomer=$!
     FIGURES=$(beside "$PART_S") || { echo "the mount fails beside an attack on $2 server: $FIGURES"; return 1; }
@@ -169,7 +168,7 @@ attacked() {
     wait "$pid" || { echo "hostile.py $1 failed"; tail -5 "$WORK/hostile.log"; return 1; }
 }
 
-# One kind: the three take turns.
+# One kind of attack: the three measurements in turn.
 attack() {
     local kind=$1 round alone=() beside=() under=() longest=0 resident=0 now
     for ((round = 0; round < ROUNDS; round++)); do
@@ -199,7 +198,7 @@ attack() {
         printf "%d", 100 * under / machine
     }')
     ((resident <= RESIDENT_MAX_KIB)) || { echo "the server takes $((resident / 1024)) MiB"; return 1; }
-    # All but what may stay for a lease is given back at once.
+    # Everything is given back at once, except what may stay for a lease.
     settles held "$HELD" 15
 }
 
@@ -207,10 +206,10 @@ beside 1 >/dev/null || die "the mount does not work"
 HELD=$(held)
 BY_SESSIONS=$(held_by_sessions)
 CONNECTIONS=$(connections)
-# The one that asked is gone for good.
+# By then the connection of the last question is gone for good.
 sleep 1.5
 DESCRIPTORS=$(descriptors)
-# What may be held for peers, and what 1,024 connections take.
+# Memory that may be held for peers, and that of 1,024 connections.
 RESIDENT_MAX_KIB=$(($(resident_kib "$SERVER_PID") + $(counter held_bound) / 1024 + 160 * 1024))
 readonly RESIDENT_MAX_KIB
 for kind in "${KINDS[@]}"; do
@@ -228,7 +227,7 @@ for pid in "${RELAY_PIDS[@]}"; do end_process "$pid"; done
 check "sessions, files and locks of peers that are gone go with their leases" settles held_by_sessions "$BY_SESSIONS" $((3 * LEASE_S + 10))
 check "no descriptor is left open" descriptors_settle
 check "status can be asked for, and fits" eval "status_json | jq -e '.shares.peers <= 4 and (has(\"error\") | not)'"
-# Lines of one kind a minute are bounded; so is the log.
+# The log has a bounded number of lines of each kind a minute.
 check "the log did not grow without bound" test "$(stat -c %s "$WORK/server.log")" -lt $((4 << 20))
 check "the mount reads what it wrote" cmp "$MNT/anybody" "$MNT/anybody"
 umount_fs

@@ -20,7 +20,7 @@ while now - began < seconds:
     with open(path, "w+b", buffering=0) as file:
         assert file.write(data) == len(data)
         os.fsync(file.fileno())
-        # From the server, not from the kernel's pages.
+        # So that the read comes from the server, not from the kernel's cache.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(file.fileno(), len(data), 0) == data, f"{path} reads wrong"
     os.unlink(path)

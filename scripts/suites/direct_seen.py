@@ -56,7 +56,7 @@ def read_all():
     return seen
 
 
-# Processes, so that nothing of this one holds them up.
+# In processes, so that nothing in this process delays them.
 readers = []
 for _ in range(3):
     pid = os.fork()
@@ -65,7 +65,7 @@ for _ in range(3):
             read_all()
     readers.append(pid)
 stale = 0
-# Aligned, as O_DIRECT wants it.
+# Aligned, as O_DIRECT requires.
 page = mmap.mmap(-1, LENGTH)
 for number in range(1, rounds + 1):
     pattern = bytes([number % 251 + 1])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checksummed data, four times as large as the server's memory, read back now, after a remount and after a restart.
+# Checksummed data, four times as large as the server's memory: read back at once, after a remount, and after a restart.
 # usage: fio-verify.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command fio
@@ -9,10 +9,10 @@ total_bytes=$((4 * $(bytes_of "$memory")))
 start_server "$((total_bytes * 2 / 1048576))M" "$memory"
 mount_fs
 
-# fio cannot verify a last block that is cut short, so this job's size is a multiple of its odd block.
+# fio cannot verify a last block that is cut short, so this job's size is a multiple of its odd block size.
 odd_block=5000
 
-# Four jobs: sequential and random writers, through the page cache and past it. The last one's blocks straddle pages.
+# Four jobs: sequential and random writers, through the page cache and with direct IO. The blocks of the last one straddle pages.
 fio_run() {
     fio --directory="$MNT" --eta=never \
         --size=$((total_bytes / 4)) --fallocate=none --end_fsync=1 \

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Random reads, writes, truncates, holes and copies on one file against a model, with mmap and without.
 # usage: fsx.sh [shm|tcp|unix|rdma]      CUTTLEFS_FSX_OPS=N operations of each run, CUTTLEFS_FSX_SEED=N
-#   CUTTLEFS_FSX_ROUNDS=N: the runs N times, with seeds that follow each other; on a slow machine one sees where it is
+#   CUTTLEFS_FSX_ROUNDS=N: runs everything N times, with consecutive seeds; on a slow machine this shows progress
 source "$(dirname "$0")/lib.sh"
 need_command fsx
 suite_begin fsx "${1:-shm}"
-# Fewer frames than the files have pages together would hide races of resident pages, many more those of eviction:
-# the larger file of 16 MiB does not fit into 8 MiB of frames, the smaller ones do.
+# With fewer frames than the files' pages together, races of resident pages would be missed; with many more, those of eviction: the larger file of 16
+# MiB does not fit into 8 MiB of frames, the smaller ones do.
 start_server 256M 8M
 mount_fs
 
@@ -15,7 +15,7 @@ seed=${CUTTLEFS_FSX_SEED:-$RANDOM$RANDOM}
 say "fsx: seed $seed"
 
 # config NAME MMAP-WEIGHT FLEN OPSIZE-MAX
-# Lengths start at 1: posix_fallocate of nothing is EINVAL on every file system, and fsx takes that for a fault.
+# Lengths start at 1: posix_fallocate of length 0 is EINVAL on every file system, and fsx takes that for a fault.
 config() {
     cat >"$WORK/$1.toml" <<TOML
 flen = $3

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A disk filled to its last page: ENOSPC and nothing else, deleting works, the space is back, df and du are exact.
+# A disk is filled to its last page: the only error is ENOSPC, deleting works, the space comes back, df and du are exact.
 # usage: full.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 suite_begin full "${1:-shm}"
@@ -22,7 +22,7 @@ exact() {
 check "an empty file system has no page in use" test "$(used_pages)" -eq 0
 fill() {
     local file
-    # More than fits: the last must fail, and for want of space.
+    # More than fits: the last file must fail, and for lack of space.
     for file in $(seq 1 $((POOL_MIB / 8 + 1))); do
         dd if=/dev/urandom of="$MNT/fill$file" bs=64k count=128 status=none 2>"$WORK/dd.err" && continue
         grep -q 'No space left' "$WORK/dd.err" && return 0
@@ -52,7 +52,7 @@ check "df and du agree after down and up" exact
 check "delete everything" rm -rf "$MNT"/fill* "$MNT/again" "$MNT/d" "$MNT/one-byte"
 all_free() {
     local waited
-    # The last group's pages wait for the flush after it (quarantine).
+    # The last group's pages stay in quarantine until the flush after it.
     for ((waited = 0; waited < 50; waited++)); do
         (($(used_pages) == 0)) && return 0
         sleep 0.1
@@ -63,7 +63,7 @@ all_free() {
 check "all space is back" all_free
 
 # ---- the metadata's disk -----------------------------------------------------------------------------------------
-# A pool folder on a small disk of its own, the data file elsewhere.
+# The pool's directory is on a small disk of its own, the data file elsewhere.
 umount_fs
 stop_server
 readonly SMALL_MIB=10
@@ -94,7 +94,7 @@ python_fill() {
 import os, sys
 mnt, kind, number = sys.argv[1:]
 for index in range(1000):
-    # Long names fill it sooner.
+    # Long names fill the disk sooner.
     path = f"{mnt}/{kind}/{number}-{index}-".ljust(len(mnt) + 200, "n")
     if kind == "names":
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY))

@@ -223,7 +223,7 @@ class Peer:
 def new_client():
     return os.urandom(16)
 
-# Status of an answer: this peer's share is used.
+# Status of an answer: this peer has used its whole share.
 BUSY = 16
 
 
@@ -249,7 +249,7 @@ class Attack:
         host, port = self.path.rsplit(":", 1)
         stranger = socket.socket()
         stranger.settimeout(5)
-        # In bytes: for a text Python looks for a module of its own, which a stranger may not be able to read.
+        # In bytes: for text Python imports a module, which another user may not be able to read.
         stranger.connect((host.encode(), int(port)))
         return stranger
 
@@ -257,7 +257,7 @@ class Attack:
         status, reply = peer.call(lookup(peer.root, self.name + suffix))
         assert status == 0, f"lookup: {status}"
         ino, _ = take_varint(reply, 1)
-        # The keys of an attack before this one go with its sessions' leases.
+        # An earlier attack holds filekeys until the leases of its sessions end.
         for _ in range(300):
             status, reply = peer.call(open_file(ino))
             if status != BUSY:
@@ -270,7 +270,7 @@ class Attack:
         self.slot = self.slot % 62 + 1
         return self.slot
 
-    # Keeps one session's 64 slots busy with a request.
+    # Keeps all 64 slots of one session busy with a request.
     def keep_asking(self, peer, body):
         for slot in range(64):
             peer.post(body, slot)
@@ -279,7 +279,7 @@ class Attack:
             assert struct.unpack_from("<I", reply, 12)[0] == 0, "an expensive request is refused"
             peer.post(body, struct.unpack_from("<H", reply, 6)[0])
 
-    # Keeps at most `most` peers of `make`, making one more whenever there is room.
+    # Keeps at most `most` peers of `make`, and makes another one whenever there is room.
     def keep(self, most, make):
         while self.goes_on():
             if len(self.peers) < most:
@@ -550,7 +550,7 @@ def statuses(attack):
     attack.keep_asking(attack.attached(), status_text())
 
 
-# What expensive requests are about: files beside NAME.
+# The files that expensive requests work on, beside NAME.
 NAMES, SOURCE, TARGET, PIECES = b".names", b".source", b".target", b".pieces"
 COPY_LEN = 4 * MIB
 NAMES_COUNT, PIECES_COUNT = 1000, 20_000
@@ -564,7 +564,7 @@ def prepare(path):
         os.chmod(path + suffix, 0o666)
     for number in range(NAMES_COUNT):
         os.setxattr(path + NAMES, b"user.%04d" % number + b"n" * 50, b"v")
-    # Every other page first: pages that are neighbours in the file are none in the pool.
+    # Every other page first, so that neighbouring pages of the file are not neighbours in the pool.
     with open(path + PIECES, "r+b", buffering=0) as file:
         for page in [*range(0, PIECES_COUNT, 2), *range(1, PIECES_COUNT, 2)]:
             os.pwrite(file.fileno(), bytes([page % 251]) * 4096, page * 4096)
@@ -591,7 +591,7 @@ def main():
         os.setresgid(STRANGER, STRANGER, STRANGER)
         os.setresuid(STRANGER, STRANGER, STRANGER)
     attack = Attack(path, name.encode(), float(seconds))
-    # Being thrown out is part of it: it comes back until its time is up.
+    # The server may throw this peer out: it connects again until its time is over.
     while attack.goes_on():
         try:
             next(run for run in KINDS if run.__name__ == kind)(attack)

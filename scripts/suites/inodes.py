@@ -98,7 +98,7 @@ def answers_removed(file):
     try:
         expect(os.listdir(file), [], "entries of a removed directory")
     except OSError as error:
-        # Removed at this mount: the kernel lists it no more.
+        # It was removed through this mount, so the kernel does not list it any more.
         expect(error.errno, errno.ENOENT, "listing a removed directory")
     os.fsync(file)
     os.fchmod(file, 0o710)
@@ -154,7 +154,7 @@ def acls(directory, other):
     expect(as_nobody(read, path), None, "reading as the list allows")
     expect(as_nobody(write, path), "EACCES", "writing as the list does not allow")
     expect(as_nobody(os.setxattr, path, ACCESS, listed), "EPERM", "somebody else's list")
-    # chmod moves the mask: at once on this mount, on another one after a second at most.
+    # chmod changes the mask: at once on this mount, within a second on another one.
     os.chmod(path, 0o600)
     expect(as_nobody(read, path), "EACCES", "reading past the mask")
     expect(os.getxattr(path, ACCESS), with_mask(0), "the mask")
@@ -274,7 +274,7 @@ def has_nameless(directory, _other):
     try:
         os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600))
     except OSError as error:
-        # Any other error is told by the checks.
+        # The checks report any other error.
         if error.errno == errno.EOPNOTSUPP:
             sys.exit("this kernel asks for no files without a name")
 
@@ -304,7 +304,7 @@ def nameless(directory, other):
         time.sleep(0.1)
     else:
         sys.exit("files that have no name are still there")
-    # As of what is created: the directory's group and list, its permissions, its marks.
+    # A file that gets a name is like one that was created there: the directory's group and ACL, its permissions, its marks.
     os.chown(directory, 0, 123)
     os.chmod(directory, 0o2750)
     make = lambda: os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600))
@@ -390,7 +390,7 @@ def handles(directory, _other):
     expect(os.read(file, 100), b"by number", "what the handle opens")
     os.close(file)
     os.unlink(path)
-    # Closed at the server in its own time; as long as it is open there, its handle is good.
+    # The server closes the file a little later; as long as it is open there, its handle is valid.
     for _ in range(50):
         file = libc.open_by_handle_at(mount, handle, os.O_RDONLY)
         if file < 0:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What Linux lets programs do with inodes: ACLs, marks of chattr(1), whiteouts, set-id bits, removed directories, files without a name, handles.
+# Features of inodes on Linux: ACLs, marks of chattr(1), whiteouts, set-id bits, removed directories, files without a name, handles.
 # usage: inodes.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command python3
@@ -12,7 +12,7 @@ readonly OTHER=$WORK/other
 mount_fs "$OTHER" cache=none
 chmod 755 "$WORK"
 
-# at_both NAME: a check, in a folder of its own that both mounts see; and once more from the other one.
+# at_both NAME: runs a check in a directory of its own that both mounts see; then once more through the other one.
 at_both() {
     mkdir "$MNT/$1" "$MNT/$1-back" && "${inodes[@]}" "$1" "$MNT/$1" "$OTHER/$1" &&
         "${inodes[@]}" "$1" "$OTHER/$1-back" "$MNT/$1-back"
@@ -28,7 +28,7 @@ check "marks of chattr hold for root, too" at_both marks
 check "handles hold when the kernel has forgotten the inode" at_both handles
 check "and those of directories" at_both directory_handles
 
-# outlives_kills CHECK LINE...: the server is killed whenever the check says the next of these, and waits.
+# outlives_kills CHECK LINE...: kills the server each time the check prints the next of these lines and waits.
 outlives_kills() {
     local line said name=$1
     shift
@@ -43,7 +43,7 @@ outlives_kills() {
     wait "$pid"
 }
 check "and answers when the server was killed" outlives_kills removed_directory_and_restart open
-# All that is left is small.
+# The files that remain are small, so hardly any space may be in use.
 space_is_back() {
     local waited
     for ((waited = 0; waited < 100; waited++)); do
@@ -53,7 +53,7 @@ space_is_back() {
     df "$MNT"
     return 1
 }
-# Linux asks a FUSE file system for them since 6.1.
+# Since 6.1 Linux asks FUSE file systems for ACLs.
 if "${inodes[@]}" has_nameless "$MNT"; then
     check "a file without a name gets one, or leaves nothing" at_both nameless
     check "also when the server is killed before and behind it" outlives_kills nameless_and_restart open named

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 
-# Of the file that is larger than the server's memory, which interrupts.sh makes 64 MiB.
+# The size of the file is larger than the server's memory, which interrupts.sh makes 64 MiB.
 CHUNK = 1 << 20
 LARGE_CHUNKS = 80
 
-# For what is to happen at once, on a busy machine.
+# Time limit for something that happens at once, on a busy machine.
 PATIENCE_S = 15
 
 
@@ -60,7 +60,7 @@ def killed(mnt):
     print(f"{len(still)} of {len(running)} wait")
     if len(still) < len(running) * 2 // 3:
         fail("too few wait: is there a server after all?")
-    # Ctrl-C for every other one: both end a program that does not handle them.
+    # Every other one gets Ctrl-C: both signals end a program that does not handle them.
     for number, (_, process) in enumerate(still):
         handles = process.args[0] in (sys.executable, "dd")
         process.send_signal(signal.SIGINT if number % 2 and not handles else signal.SIGKILL)
@@ -71,7 +71,7 @@ def killed(mnt):
 def made(mnt):
     for name in ["made", *[f"made.{number}" for number in range(20)]]:
         path = f"{mnt}/{name}"
-        # There or not, and either can be changed: a mkdir that came late would be in the way.
+        # Either exists or not, and either may be changed: a late mkdir would disturb the next one.
         if os.path.isdir(path):
             os.rmdir(path)
         os.mkdir(path)
@@ -97,7 +97,7 @@ def signalled(mnt):
                 raise Interrupted
 
             signal.signal(signal.SIGUSR1, handler)
-            # Python asks again after EINTR, unless the handler raises.
+            # Python repeats a call after EINTR, unless the handler raises an exception.
             try:
                 work()
             except Interrupted:
@@ -129,9 +129,9 @@ def signalled(mnt):
         for number in range(LARGE_CHUNKS):
             os.preadv(direct, [buffer], number * CHUNK)
 
-    # A page in a frame of the server's can be read without him: here are more pages than frames.
+    # A page in a frame can be read without the server, so there are more pages than frames.
     one("a direct read", read_large, True)
-    # As on any file system: who waits for a page of the cache can only be killed.
+    # As on any file system, a program that waits for a page of the page cache can only be killed.
     one("a read", lambda: os.pread(opened, 4096, 0), False)
     one("an open", lambda: os.open(f"{mnt}/dir", os.O_RDONLY), False)
     one("an fsync", lambda: os.fsync(opened), True)
@@ -172,7 +172,7 @@ def looped(mnt, rounds):
         with os.fdopen(reader, "rb") as told:
             while record := told.read(RECORD.size):
                 acknowledged.add(RECORD.unpack(record))
-    # What was sent for a killed writer is done when the server goes on.
+    # Writes that were sent for a killed writer are done when the server goes on.
     time.sleep(3)
     there = list(RECORD.iter_unpack(open(path, "rb").read()))
     twice = len(there) - len(set(there))
@@ -184,7 +184,7 @@ def looped(mnt, rounds):
 
 mnt = sys.argv[2]
 if sys.argv[1] == "signalled":
-    # While it can be asked.
+    # While the server still answers.
     opened = os.open(f"{mnt}/file", os.O_RDWR)
     with open(f"{mnt}/large", "wb") as file:
         for _ in range(LARGE_CHUNKS):

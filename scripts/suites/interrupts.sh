@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Programs that wait for a server that is away can be killed, and what they had begun is done once or not at all.
+# Programs that wait for a server that is away can be killed, and the operation that they had begun is done once or not at all.
 # usage: interrupts.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 suite_begin interrupts "${1:-shm}"
@@ -12,10 +12,10 @@ python_part() { python3 "$(dirname "$0")/interrupts.py" "$@"; }
 stop() { kill -STOP "$SERVER_PID"; }
 continue_() { kill -CONT "$SERVER_PID"; }
 
-# Nothing of the file or its names is in the kernel's cache: each program has to ask the server.
+# The kernel's cache has nothing of the file or its names, so each program has to ask the server.
 forget() { echo 3 >/proc/sys/vm/drop_caches && sleep 1.2; }
 
-# Threads of the mount, those with a request that nobody waits for included.
+# Number of the mount's threads, including those with a request that nobody waits for any more.
 threads_of_mount() { ls "/proc/${CLIENT_PIDS[$MNT]}/task" | wc -l; }
 
 killed_while_stopped() {
@@ -52,7 +52,7 @@ signalled() {
 }
 check "a handled signal ends a direct read and an fsync with EINTR, and no mkdir" signalled
 
-# Writers are killed at any moment, while the server is stopped and goes on all the time.
+# Writers are killed at random moments, while the server is stopped and continued again and again.
 looped() {
     (while sleep 0.$((RANDOM % 3 + 1)); do stop && sleep 0.$((RANDOM % 4 + 1)) && continue_; done) &
     local stopper=$! result
@@ -73,7 +73,7 @@ nothing_left() {
     done
     echo "threads: $threads_before before, $(threads_of_mount) now"
     (($(threads_of_mount) <= threads_before + 4)) || return 1
-    # More at once than there are lanes, each through all of them.
+    # More programs at once than there are lanes, and each uses all of them.
     seq 1 40 | xargs -P 40 -I{} sh -c "cp '$WORK/bytes' '$MNT/dir/{}' && cmp '$WORK/bytes' '$MNT/dir/{}'"
 }
 check "no thread, slot or lane stays behind" nothing_left

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The server is killed (SIGKILL) while two mounts and native clients work, and started again, several times: what was
-# fsynced is there, each operation took effect once, clients wait and go on without an error, and space comes back. And a copy of more
-# than a mount keeps, that nobody synced, is whole.
+# The server is killed (SIGKILL) while two mounts and native clients work, and started again, several times: everything that was fsynced is there,
+# each operation took effect exactly once, clients wait and go on without an error, and space comes back. A copy that is larger than a mount's copies
+# of unsynced changes, and that nobody synced, is complete.
 # usage: kill.sh [shm|tcp|unix|rdma]      CUTTLEFS_KILL_ROUNDS=N   CUTTLEFS_KILL_SEED=N (drawn and printed)
 source "$(dirname "$0")/lib.sh"
 need_command sqlite3
@@ -17,8 +17,8 @@ OTHER=$WORK/other
 mount_fs "$OTHER"
 once=$(dirname "$0")/once.py
 
-# Appends numbered records to a file, fsyncs each, then notes its number on the local disk: whatever was noted must
-# survive. Ends when $WORK/stop is there; any error ends it with a status.
+# Appends numbered records to a file, fsyncs each, then notes its number on the local disk: all noted records must survive. Ends when $WORK/stop
+# exists; any error ends it with a status.
 cat >"$WORK/fsync_writer.py" <<'PYTHON'
 import hashlib, os, sys
 directory, noted_path, stop = sys.argv[1:]
@@ -41,7 +41,7 @@ while not os.path.exists(stop):
     noted.write(f"{number}\n")
 PYTHON
 
-# Every file holds a whole version, and one not older than what was noted for it.
+# Every file holds a complete version, and none older than the one that was noted for it.
 cat >"$WORK/fsync_check.py" <<'PYTHON'
 import hashlib, os, sys
 directory, noted_path = sys.argv[1:]
@@ -60,7 +60,7 @@ for index, number in newest.items():
         print(f"file-{index:02}: {error}")
         bad += 1
         continue
-    # The version noted, or the one that was being written when it ended.
+    # The noted version, or the one that was being written at the end.
     allowed = [n for n in (number, number + 50) if n <= last + 1]
     if not any(body == (hashlib.sha256(str(n).encode()).hexdigest() * (1 + n % 200)).encode() for n in allowed):
         print(f"file-{index:02}: {len(body)} bytes that are none of versions {allowed}")
@@ -69,7 +69,7 @@ print(f"{len(numbers)} versions noted, {len(newest)} files, {bad} bad")
 sys.exit(bad != 0)
 PYTHON
 
-# Unsynced work beside it: a tree is copied, compared and removed in a loop; errors count, waiting does not.
+# Unsynced work at the same time: a tree is copied, compared and removed in a loop; errors count, waiting does not.
 churn() {
     local round=0
     while [[ ! -e $WORK/stop ]]; do
@@ -95,14 +95,14 @@ sqlite3 "$MNT/rows.db" 'PRAGMA synchronous=FULL; CREATE TABLE rows (n INTEGER PR
 touch "$WORK/noted"
 python3 "$WORK/fsync_writer.py" "$MNT/synced" "$WORK/noted" "$WORK/stop" >"$WORK/writer.log" 2>&1 &
 writer=$!
-# Somebody may be at work in the source tree meanwhile.
+# A copy, since somebody may be changing the source tree meanwhile.
 cp -r "$ROOT/fs-common" "$WORK/tree" || exit 1
 churn >"$WORK/churn.log" 2>&1 &
 churner=$!
 sqlite_writer >"$WORK/sqlite.log" 2>&1 &
 rows=$!
 
-# Names, exactly once: two workers at one mount, one at the other.
+# Changes of names, each exactly once: two workers through one mount, one through the other.
 declare -A once_pids=()
 for worker in 1 2 3; do
     mkdir "$MNT/once$worker"
@@ -112,7 +112,7 @@ for worker in 1 2 3; do
         >"$WORK/once$worker.log" 2>&1 &
     once_pids[$worker]=$!
 done
-# The same and bytes besides, without a kernel between: native clients that compare all they have now and then.
+# The same, and bytes, without a kernel in between: native clients that now and then compare everything they have.
 "$CUTTLEFS_BIN/cuttlefs-recordfs" work --endpoint "$(server_url)" --seed "$seed" --signals "$WORK" \
     --appends >"$WORK/native.log" 2>&1 &
 native=$!
@@ -123,13 +123,13 @@ for ((round = 1; round <= rounds; round++)); do
     kill_server
     sleep "0.$((RANDOM % 10))"
     launch_server
-    # The writer goes on: new versions are noted within the lease and some seconds.
+    # The writer makes progress: it notes new versions within the lease and some seconds.
     went_on=false
     for ((waited = 0; waited < 600; waited++)); do
         (($(wc -l <"$WORK/noted") > before + 1)) && went_on=true && break
         sleep 0.1
     done
-    # One line in all: there may be hundreds of rounds.
+    # Only one line for all rounds, since there may be hundreds.
     $went_on || { fail "kill $round: clients do not go on" && break; }
 done
 ((round > rounds)) && pass "clients went on after each of $rounds kills"
@@ -157,7 +157,7 @@ native_stopped() {
 }
 check "native clients: everything they did is there once, without an error" native_stopped
 
-# Nothing is synced here: what cp wrote when the server died only the mount has.
+# Nothing is synced here: when the server dies, only the mount has the bytes that cp wrote.
 head -c 200M /dev/urandom >"$WORK/large"
 copies=0
 for ((copy = 1; copy <= rounds; copy++)); do
@@ -170,7 +170,7 @@ for ((copy = 1; copy <= rounds; copy++)); do
     kill_server
     launch_server
     wait "$copier" || { fail "a copy whose server was killed at $killed_at MiB: cp failed" && break; }
-    # What the server has, not what the kernel does.
+    # Compared with the server's bytes, not with those of the kernel's cache.
     cmp "$WORK/large" <(dd if="$MNT/large" bs=1M iflag=direct status=none) ||
         { fail "a copy whose server was killed at $killed_at MiB has other bytes" && break; }
     rm "$MNT/large"
@@ -179,7 +179,7 @@ done
 ((copies == rounds)) && pass "copies of 200 MiB without a sync were whole behind each of $copies kills"
 
 check "what was fsynced is there" python3 "$WORK/fsync_check.py" "$MNT/synced" "$WORK/noted"
-# Once more, with nobody writing and no cache to answer.
+# Once more, when nobody writes and no cache can answer.
 kill_server
 launch_server
 touch "$WORK/look-again"
@@ -198,10 +198,10 @@ database() {
 }
 check "SQLite database is whole and has every committed row" database
 
-# Space comes back: an empty file system is an empty one, whatever was lost on the way.
+# All space comes back: an empty file system is empty, whatever was lost meanwhile.
 all_space_back() {
     rm -rf "$MNT"/* || return 1
-    # The other mount must not hold a file open, nor its kernel's memory of one.
+    # Neither the other mount nor its kernel may keep a file open.
     umount_fs "$OTHER" && restart_all || return 1
     local used
     for _ in $(seq 1 300); do

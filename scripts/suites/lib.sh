@@ -1,29 +1,29 @@
 # shellcheck shell=bash
-# What the mount suites share: a server on a temporary pool, mounts over one link, and an end that leaves nothing.
+# Shared by the mount suites: a server on a temporary pool, mounts over one link, and an end that leaves nothing behind.
 #
 #   source lib.sh
 #   suite_begin NAME "$@"          # takes the link (shm, tcp, unix or rdma) from the command line
 #   start_server SIZE MEMORY       # cuttlefsd format + serve
 #   mount_fs                       # mounts; $MNT is the mount point
-#   check "what holds" COMMAND...  # one test: passes when the command does
+#   check "what holds" COMMAND...  # one test: passes if the command succeeds
 #   suite_end                      # last line: N passed, N failed; exits non-zero if any failed
 #
-# With CUTTLEFS_SUITE_DIR=DIR a suite runs on that directory instead, whatever file system it is on: for learning
-# what a suite says of a known one. Then server and mounts are left alone, and needs_server skips.
+# With CUTTLEFS_SUITE_DIR=DIR a suite runs on that directory instead, on any file system, to see the suite's result for a known one. Then no server
+# and no mount is started, and needs_server skips.
 #
-# `rdma` wants an RNIC, and CUTTLEFS_RDMA_ADDRESS, an address of its interface: scripts/vm/rdma-suites.sh has both.
+# `rdma` needs an RNIC, and CUTTLEFS_RDMA_ADDRESS, an address of its interface: scripts/vm/rdma-suites.sh provides both.
 #
-# Only processes this shell started are ever signalled. On any exit (failure, Ctrl-C, TERM from `timeout`) mounts
-# are taken off, processes ended and, if something failed, the logs' tails shown.
+# Only processes that this shell started are ever signalled. On any exit (failure, Ctrl-C, TERM from `timeout`) mounts are removed, processes ended
+# and, if something failed, the ends of the logs shown.
 
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 
-# How long a server or mount may take to answer before the suite gives up.
+# Longest time until a server or mount answers, before the suite gives up.
 START_TIMEOUT_S=30
-# How long an ending process has before it is killed.
+# Longest time that a process may take to end, before it is killed.
 STOP_TIMEOUT_S=20
-# How long the server may take to tell its status.
+# Longest time that the server may take to tell its status.
 STATUS_TIMEOUT_S=5
 # Lines of each log shown after a failure.
 readonly LOG_TAIL_LINES=40
@@ -38,7 +38,7 @@ SERVER_PID=
 SERVER_LAUNCHES=0
 # Pids of `cuttlefs mount --foreground`, by mount point.
 declare -A CLIENT_PIDS=()
-# Other file systems that a suite mounted in $WORK.
+# Other file systems that the suite mounted in $WORK.
 OTHER_MOUNTS=()
 
 suite_begin() {
@@ -47,15 +47,15 @@ suite_begin() {
     case $LINK in
         shm | tcp | unix) ;;
         rdma)
-            # A virtual machine without KVM.
+            # On a virtual machine without KVM.
             START_TIMEOUT_S=180 STOP_TIMEOUT_S=120 STATUS_TIMEOUT_S=60
             [[ -n ${CUTTLEFS_RDMA_ADDRESS:-} ]] || die "CUTTLEFS_RDMA_ADDRESS must be an address of an RNIC's interface"
             ;;
         *) die "unknown link $LINK; usage: $0 [shm|tcp|unix|rdma]" ;;
     esac
-    # Not /tmp: it may be a tmpfs, and the pool must live where O_DIRECT means a disk.
+    # Not /tmp, which may be a tmpfs: O_DIRECT must reach a disk.
     WORK=$(mktemp -d "${CUTTLEFS_SUITE_TMP:-/var/tmp}/cft-$SUITE.XXXX") || die "cannot make a directory in ${CUTTLEFS_SUITE_TMP:-/var/tmp}"
-    # Tests switch users, and all of them must get to the mount.
+    # Tests switch users, and all of them must be able to reach the mount.
     chmod 755 "$WORK"
     trap 'suite_cleanup $?' EXIT
     trap 'exit 130' INT
@@ -74,7 +74,7 @@ suite_begin() {
 
 on_directory() { [[ -n ${CUTTLEFS_SUITE_DIR:-} ]]; }
 
-# Ends the suite, without a verdict, where there is no server to look at.
+# Ends the suite without a verdict if there is no server to look at.
 needs_server() {
     on_directory || return 0
     say "$SUITE: skipped, it needs a server of its own"
@@ -94,7 +94,7 @@ fail() {
     printf 'FAIL  %s/%s: %s\n' "$SUITE" "$LINK" "$*"
 }
 
-# check "description" COMMAND...: its output is shown only when it fails.
+# check "description" COMMAND...: shows the command's output only if it fails.
 check() {
     local started=$SECONDS
     local what=$1 output=$WORK/check.out status
@@ -130,7 +130,7 @@ start_server() {
     launch_server
 }
 
-# The URL a client mounts, for this suite's link.
+# The URL that a client of this suite's link mounts.
 server_url() {
     case $LINK in
         shm) echo "shm://$WORK/shm.sock" ;;
@@ -141,13 +141,13 @@ server_url() {
 }
 
 launch_server() {
-    # Over tcp it is TLS that is tested. The server makes the key when it starts.
+    # Over tcp TLS is tested. The server makes the key when it starts.
     export CUTTLEFS_KEY=$POOL/key
-    # Below the range the kernel takes ephemeral ports from, so that nobody gets it by chance between two starts.
+    # Below the kernel's range of ephemeral ports, so that no other program gets it by chance between two starts.
     PORT=${PORT:-$((20000 + $$ % 10000))}
     SERVER_LAUNCHES=$((SERVER_LAUNCHES + 1))
     local listen=(--listen "tcp://127.0.0.1:$PORT" --listen "unix://$WORK/unix.sock" --listen "shm://$WORK/shm.sock")
-    # Reads are one-sided there only for those who are trusted.
+    # Over this link only trusted clients read one-sidedly.
     [[ $LINK != rdma ]] || listen=(--listen "$(server_url)" --trust-clients)
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --memory "$SERVER_MEMORY" \
         ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} \
@@ -168,7 +168,7 @@ launch_server() {
     exit 1
 }
 
-# Ends a process of ours: TERM, then KILL. Returns non-zero if it had to be killed.
+# Ends a process of this suite: TERM, then KILL. Returns non-zero if it had to be killed.
 end_process() {
     local pid=$1 waited
     kill -TERM "$pid" 2>/dev/null || return 0
@@ -184,7 +184,7 @@ end_process() {
     return 1
 }
 
-# Clean stop.
+# Stops the server cleanly.
 stop_server() {
     on_directory && return 0
     [[ -n $SERVER_PID ]] || return 0
@@ -196,7 +196,7 @@ stop_server() {
     }
 }
 
-# As a crash of the process would.
+# Kills the server, like a crash of the process.
 kill_server() {
     kill -KILL "$SERVER_PID"
     wait "$SERVER_PID" 2>/dev/null
@@ -211,7 +211,7 @@ restart_server() {
 
 # ---- mounts ----------------------------------------------------------------------------------------------------
 
-# mount_fs [MNT] [OPTIONS]: mounts at $MNT unless told otherwise.
+# mount_fs [MNT] [OPTIONS]: mounts, at $MNT by default.
 mount_fs() {
     on_directory && return 0
     local at=${1:-$MNT} options=() waited
@@ -233,7 +233,7 @@ mount_fs() {
     exit 1
 }
 
-# Clean unmount.
+# Unmounts cleanly.
 umount_fs() {
     on_directory && return 0
     local at=${1:-$MNT} pid waited
@@ -256,22 +256,22 @@ umount_fs() {
     return 1
 }
 
-# Unmount and mount again: nothing stays in the client's or the kernel's caches.
+# Unmounts and mounts again: the caches of client and kernel are empty then.
 remount_fs() {
     umount_fs "$@" && mount_fs "$@"
 }
 
-# down and up: everything that is not on SSD is gone.
+# Stops and starts everything: then only bytes on SSD are left.
 restart_all() {
     umount_fs && restart_server && mount_fs
 }
 
-# Takes a mount off whatever state it is in.
+# Removes a mount, whatever state it is in.
 force_unmount() {
     local at=$1 unmounting waited
-    # The path of a dead or hung FUSE mount must not be touched, so the mount table is asked.
+    # The path of a dead or hung FUSE mount must not be touched, so this reads the mount table.
     awk -v at="$at" '$5 == at {found = 1} END {exit !found}' /proc/self/mountinfo || return 0
-    # Not under `timeout`: where no server answers, umount(8) waits in the kernel, and no signal ends it.
+    # Not under `timeout`: if no server answers, umount(8) waits in the kernel, and no signal ends it.
     umount "$at" 2>/dev/null &
     unmounting=$!
     for ((waited = 0; waited < 100; waited++)); do
@@ -281,7 +281,7 @@ force_unmount() {
         }
         sleep 0.1
     done
-    # -f aborts the connection, which frees every request that waits in it; without it a hung client keeps its users for ever.
+    # -f aborts the connection, which frees every request that waits in it; without it a hung client keeps its users waiting for ever.
     umount -f -l "$at" 2>/dev/null || fusermount3 -uz "$at" 2>/dev/null
 }
 
@@ -305,38 +305,38 @@ suite_cleanup() {
         done
         [[ -n $SERVER_PID ]] && end_process "$SERVER_PID"
     fi
-    # Anything else a suite left running in the background, such as samplers and writers.
+    # Everything else that a suite left running in the background, such as samplers and writers.
     local pid
     for pid in $(jobs -p); do kill -KILL "$pid" 2>/dev/null; done
     wait 2>/dev/null
     for at in "${OTHER_MOUNTS[@]}"; do umount -l "$at"; done
-    # --one-file-system: should a mount still be there, its files are not ours to delete.
-    # What a suite mounted by itself below its directory.
+    # --one-file-system: if a mount is still there, its files must not be deleted.
+    # File systems that the suite itself mounted below its directory.
     ! declare -F suite_leave >/dev/null || suite_leave
     if [[ -n ${CUTTLEFS_SUITE_KEEP:-} ]]; then
         say "kept: $WORK"
     else
         rm -rf --one-file-system "$WORK"
     fi
-    # A suite that dies without its own last line counts as one failure; suite_end has printed its line already.
+    # A suite that dies without its own last line counts as one failure; suite_end has already printed its line.
     exit "$status"
 }
 
 # ---- looking at the server -------------------------------------------------------------------------------------
 
-# Server status as JSON.
+# Prints the server's status as JSON.
 status_json() { timeout $((2 * STATUS_TIMEOUT_S)) "$CUTTLEFS_BIN/cuttlefs" status "${1:-$(server_url)}" --json; }
 
-# counter NAME [SERVER-OR-MNT]: a counter out of the status, wherever in it the name is. A counter kept by kind
-# (an object) is the sum of its kinds. Fails if there is none: a renamed counter must not look like zero.
+# counter NAME [SERVER-OR-MNT]: prints a counter of the status, wherever in it the name is. For a counter that is kept by kind (an object) it prints
+# the sum of the kinds. Fails if there is none: a renamed counter must not look like zero.
 counter() {
     status_json "${2:-$(server_url)}" | jq -e --arg name "$1" '
         [.. | objects | select(has($name)) | .[$name] | if type == "object" then [.[] | numbers] | add // 0 else . end]
         | if length == 0 then error("no counter named " + $name) else add end'
 }
 
-# Kilobytes of resident memory of a process, shared memory included.
+# Kilobytes of a process's resident memory, shared memory included.
 resident_kib() { awk '/^VmRSS:/ {print $2}' "/proc/$1/status"; }
 
-# Bytes a size such as 64M means.
+# Converts a size such as 64M to bytes.
 bytes_of() { numfmt --from=iec "$1"; }

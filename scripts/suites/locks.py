@@ -63,7 +63,7 @@ def elsewhere(body):
         try:
             status = int(body())
         except Exception as error:
-            # Of SQLite, what failed: reading, writing, a lock, a name.
+            # The step of SQLite that failed: reading, writing, a lock, a name.
             name = getattr(error, "sqlite_errorname", "")
             print(f"  child: {error!r} {name} after {time.monotonic() - began:.1f} s", flush=True)
         finally:
@@ -105,7 +105,7 @@ def semantics(left, right):
             assert ask(path, kind) and not ask(path, kind, "s"), f"{kind}, shared, through {path}"
         lock(fd, kind, "u")
         assert not ask(right, kind), f"{kind} given up"
-    # Ranges, and parts of them given up.
+    # Ranges of which parts are unlocked.
     lock(fd, "fcntl", "x", 100, 100)
     lock(fd, "fcntl", "u", 120, 10)
     assert not ask(right, "fcntl", "x", 0, 100) and not ask(right, "fcntl", "x", 200, 0)
@@ -119,10 +119,10 @@ def semantics(left, right):
         return not (kind == fcntl.F_WRLCK and start == 100 and length == 20 and pid == os.getppid())
 
     assert status_of(elsewhere(look)) == 0, "F_GETLK"
-    # fcntl: closing any descriptor of the file gives the process's locks up.
+    # fcntl: closing any descriptor of the file removes the process's locks.
     os.close(os.open(left, os.O_RDONLY))
     assert not ask(right, "fcntl"), "after a close"
-    # flock and F_OFD_SETLK: only the last descriptor of the open file does.
+    # flock and F_OFD_SETLK: only closing the last descriptor of the open file does.
     for kind in ("flock", "ofd"):
         fd2 = os.open(left, os.O_RDWR)
         fd3 = os.dup(fd2)
@@ -131,7 +131,7 @@ def semantics(left, right):
         assert ask(right, kind), f"{kind} is held by the other descriptor"
         os.close(fd3)
         until(lambda: not ask(right, kind), 2, f"{kind} is given up with the last descriptor")
-    # A file that is closed with its flock is free for the next, on the same mount at once.
+    # When a file with a flock is closed, the next open on the same mount gets the lock at once.
     for _ in range(200):
         fd2 = os.open(left, os.O_RDWR)
         lock(fd2, "flock", "x")
@@ -182,11 +182,11 @@ def waits(left_mount, right_mount):
         assert status_of(pid) == 0
         took = time.monotonic() - began
         assert took < 0.5, f"{kind}: {took:.3f} s from unlock to lock on the other mount"
-        # The kernel ends a process before it has told of what goes with its files: its lock is free a moment later.
+        # A process has ended before the kernel tells the file system that its files are closed: its lock is free a moment later.
         began = time.monotonic()
         lock(fd, kind, "x wait")
         assert time.monotonic() - began < 2, f"{kind}: the lock of a process that ended is free"
-        # A signal, and the end of the process, end the wait.
+        # A signal ends the wait, and so does the end of the process.
         for signals, expected in ((signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)):
             pid = waiter(right, kind)
             os.kill(pid, signals)
@@ -337,7 +337,7 @@ def pause(left, right):
     waiting = waiter(right, "flock")
     print("held", flush=True)
     assert status_of(pid) == 0, "nobody else gets the lock, and nobody sees an error"
-    # Still ours, and giving it up lets in who has waited over all of it.
+    # The lock is still held; unlocking lets the process in that has waited all the time.
     assert ask(right, "fcntl") and ask(right, "flock")
     lock(fd, "flock", "u")
     lock(fd, "fcntl", "u")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# flock and fcntl locks between two mounts of one server: what conflicts, who waits and for how long, what ends a lock; kills
-# of the server and of a mount that holds locks; SQLite through both mounts.
+# flock and fcntl locks between two mounts of one server: conflicts, waits and their lengths, ends of locks; kills of the server and of a mount that
+# holds locks; SQLite through both mounts.
 # usage: locks.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 suite_begin locks "${1:-shm}"
@@ -8,7 +8,7 @@ needs_server
 need_command python3
 readonly LEASE_S=4
 start_server 512M 64M
-# A lease of a length that can be waited for.
+# A lease that is short enough to wait for.
 stop_server
 sed -i -E "s/^lease_ms = [0-9]+/lease_ms = $((LEASE_S * 1000))/" "$POOL/cuttlefs.toml"
 grep -q "^lease_ms = ${LEASE_S}000" "$POOL/cuttlefs.toml" || die "cuttlefs.toml has no lease to change"
@@ -17,13 +17,13 @@ OTHER=$WORK/other
 mount_fs
 mount_fs "$OTHER"
 programs() { timeout 60 python3 "$(dirname "${BASH_SOURCE[0]}")/locks.py" "$@"; }
-# As a job: whoever ends the job ends the program.
+# As a job, so that ending the job ends the program.
 programs_beside() { exec timeout 60 python3 "$(dirname "${BASH_SOURCE[0]}")/locks.py" "$@"; }
 
 check "what conflicts with what, and what ends a lock" programs semantics "$MNT" "$OTHER"
 check "waiting: promptness, signals, deadlocks, a mount full of waiters" programs waits "$MNT" "$OTHER"
 
-# Several processes on each mount add to one number; the server is killed meanwhile. $1: the kind of lock.
+# Several processes on each mount increment one number, while the server is killed. $1: the kind of lock.
 counting() {
     local file=count.$1 paths=() i pid
     for i in 1 2 3; do paths+=("$MNT/$file" "$OTHER/$file"); done
@@ -38,7 +38,7 @@ check "six processes count under fcntl, the server is killed" counting fcntl
 check "six processes count under flock, the server is killed" counting flock
 check "six processes count under locks of open files, the server is killed" counting ofd
 
-# A lock that is held over two kills: nobody else gets it meanwhile, nobody sees an error.
+# A lock that is held over two kills: nobody else gets it meanwhile, and nobody sees an error.
 held_over_kills() {
     local pid status waited
     export STOP_FILE=$WORK/stop
@@ -76,7 +76,7 @@ database() {
 }
 check "SQLite through two mounts, the server is killed" database
 
-# A mount that is killed: its locks are free within the lease period.
+# A mount is killed: its locks are free within the lease period.
 mount_dies() {
     local pid waited
     programs_beside hold "$OTHER/orphaned" >"$WORK/hold.out" 2>&1 &
@@ -86,7 +86,7 @@ mount_dies() {
         sleep 0.1
     done
     kill -KILL "${CLIENT_PIDS[$OTHER]}" && wait "${CLIENT_PIDS[$OTHER]}" 2>/dev/null
-    # Twice: a lease may have been renewed just before, and it is looked at four times in each.
+    # Twice the lease: it may have been renewed just before the kill, and leases are checked four times in each period.
     programs take "$MNT/orphaned" $((LEASE_S * 2))
     local taken=$?
     force_unmount "$OTHER"
@@ -97,7 +97,7 @@ mount_dies() {
 }
 check "locks of a killed mount are free within the lease" mount_dies
 
-# Locks of one mount only, where that was asked for.
+# Locks of one mount only, with locks=local.
 mount_fs "$OTHER" locks=local
 local_locks() {
     programs_beside hold "$MNT/local" >"$WORK/local.out" 2>&1 &

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The server's resident set stays within --memory plus a constant while ten times as much data is written and read, the
-# client's within a constant, most of which it gives back when it is not used.
+# The server's resident set stays within --memory plus a constant while ten times as much data is written and read. The client's stays within a
+# constant, most of which it gives back when it is idle.
 # usage: memory.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command fio
 suite_begin memory "${1:-shm}"
 needs_server
 memory=${CUTTLEFS_MEMORY_BUDGET:-64M}
-# What the server may use beside its frames: code, stacks, rings, bounce buffers, the metadata cache, tables of
-# eight bytes a pool page. docs/testing.md says what it is made of.
+# Memory that the server may use beside its frames: code, stacks, rings, bounce buffers, the metadata cache, tables of eight bytes for each pool page.
+# docs/testing.md lists its parts.
 allowance_mib=${CUTTLEFS_MEMORY_ALLOWANCE_MIB:-256}
-# What an idle client may have of its own. What a busy one may says the mount's status.
+# Memory that an idle client may use for itself. The mount's status tells the bound of a busy one.
 client_idle_mib=${CUTTLEFS_CLIENT_IDLE_MIB:-32}
-# A mount gives its memory back some six seconds after it was last used.
+# A mount gives memory back some six seconds after its last use.
 readonly IDLE_S=12
 data_bytes=$((10 * $(bytes_of "$memory")))
 start_server "$((data_bytes * 3 / 2 / 1048576))M" "$memory"
@@ -31,7 +31,7 @@ sample() {
 sample "$SERVER_PID" &
 sampler=$!
 
-# Kilobytes a client has resident of its own: not its program, not the server's frames that it maps.
+# Kilobytes of a client's own resident memory: without its program, and without the server's frames that it maps.
 own_kib() {
     awk '/^[0-9a-f]+-[0-9a-f]+ / {own = $6 == "" || $6 ~ /^\[/ || $6 ~ /memfd:cuttlefs-lane/} own && /^Rss:/ {sum += $2} END {print sum + 0}' \
         "/proc/$1/smaps"
@@ -57,13 +57,13 @@ check "read it in sequence" run --name=data --rw=read --bs=1M --direct=1
 check "read it at random" run --name=data --rw=randread --bs=64k --direct=1 --io_size=$((data_bytes / 8))
 check "overwrite it at random" run --name=data --rw=randwrite --bs=16k --direct=1 --io_size=$((data_bytes / 16))
 
-# Through the page cache, by more programs than the mount has threads, and in pieces of which many are kept until they are synced.
+# Through the page cache, by more programs than the mount has threads, and in many pieces that the mount keeps until they are synced.
 check "read it through the page cache" run --name=data --rw=read --bs=1M --numjobs=4
 check "write it in small pieces" run --name=data --rw=randwrite --bs=512 --io_size=$((data_bytes / 320))
 check "append small records" \
     fio --directory="$MNT" --eta=never --name=log --rw=write --bs=100 --size=4M --numjobs=12 --fallocate=none
 
-# Names cost memory too: many small files, made, listed and looked up.
+# Names take memory, too: many small files are made, listed and looked up.
 small_files() {
     mkdir "$MNT/small" || return 1
     seq 1 5000 | (cd "$MNT/small" && xargs touch) || return 1
@@ -76,7 +76,7 @@ wait "$sampler" "$client_sampler" 2>/dev/null
 peak_kib=$(cat "$WORK/peak")
 echo "server: $((before_kib / 1024)) MiB at start, $((peak_kib / 1024)) MiB at most, bound $memory + $allowance_mib MiB"
 check "resident set within $memory + $allowance_mib MiB (peak $((peak_kib / 1024)) MiB)" test "$peak_kib" -le "$limit_kib"
-# A peak that never reached the frames' own size would mean the samples looked at the wrong thing.
+# If the peak never reached the frames' own size, the samples were of the wrong process.
 check "the frames were in use" test "$peak_kib" -ge $(($(bytes_of "$memory") / 1024 * 3 / 4))
 check "the server still answers" status_json
 

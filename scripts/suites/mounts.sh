@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Mounts as people use them: options, what an export enforces, a server that is away.
+# Mounts in daily use: options, rules of an export, a server that is away.
 # usage: mounts.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command jq
@@ -10,7 +10,7 @@ start_server 256M 32M
 mount_fs
 readonly OTHER=$WORK/other
 
-# refused WORDS COMMAND...: it fails, and says these words.
+# refused WORDS COMMAND...: succeeds if the command fails and prints these words.
 refused() {
     local words=$1 said
     shift
@@ -25,7 +25,7 @@ refused() {
 }
 cuttlefs() { "$CUTTLEFS_BIN/cuttlefs" "$@"; }
 
-# export_as SED-SCRIPT: serves the pool with its configuration changed.
+# export_as SED-SCRIPT: restarts the server with a changed configuration of its export.
 export_as() {
     umount_fs && stop_server && sed -i "$1" "$POOL/cuttlefs.toml" && launch_server && mount_fs
 }
@@ -49,7 +49,7 @@ umount_fs "$OTHER"
 check "a missing subtree is refused" refused "does not exist" \
     cuttlefs mount "$(server_url)" "$OTHER" -o subdir=none
 
-# The kernel leaves it to the file system where a write goes past its cache.
+# For a write past the page cache the kernel leaves this to the file system.
 privileges_lost() {
     local file=$MNT/open/run direct
     for direct in direct append; do
@@ -96,20 +96,20 @@ squashed() {
 check "a squashed root is a plain user" squashed
 export_as 's/^root_squash/# root_squash/'
 
-# It is refused to whom it is for until its directory is made; nobody else is concerned.
+# An export without its directory refuses its own clients until the directory is made, and affects nobody else.
 export_as '0,/^\[\[export\]\]/s//[[export]]\nfor = ["uid:7"]\npath = "\/later"\n\n[[export]]/'
 readonly SEVENS=$WORK/sevens
 mkdir -p "$SEVENS/home" "$SEVENS/mnt" && chown 7:7 "$SEVENS/home" "$SEVENS/mnt" || exit 1
 by_seven() { setpriv --reuid=7 --regid=7 --clear-groups "$CUTTLEFS_BIN/cuttlefs" "$@"; }
 mount_by_seven() { HOME=$SEVENS/home XDG_RUNTIME_DIR=$SEVENS/home by_seven mount "unix://$WORK/unix.sock" "$SEVENS/mnt"; }
-# Whether it may mount is another matter than whether the server lets it in.
+# Only the server's answer counts here, not whether this user may mount.
 let_in() {
     local said
     said=$(mount_by_seven 2>&1)
     umount -l "$SEVENS/mnt" 2>/dev/null
     [[ $said != *"does not exist there"* ]]
 }
-# Whoever may connect is told how the server is: also that the directory is missing.
+# Everybody who may connect can ask for the status, which also tells that the directory is missing.
 told_that_it_is_there() { [[ $(by_seven status "unix://$WORK/unix.sock" --json | jq '.exports[0].is_there') == "$1" ]]; }
 export_made_later() {
     refused "does not exist there" mount_by_seven && told_that_it_is_there false && mkdir -m 755 "$MNT/later" &&
@@ -120,7 +120,7 @@ check "an export waits for its directory, and nobody else for it" export_made_la
 check "a pool in use is refused" refused "in use by process $SERVER_PID" \
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --listen "unix://$WORK/second.sock"
 
-# What no sync has covered is nowhere but in the mount once the server was killed.
+# After a kill of the server only the mount has the changes that no sync has covered.
 only_in_the_mount() {
     local at=$WORK/stranded.mnt log=$WORK/stranded.log pid status
     mkdir -p "$at"
@@ -128,7 +128,7 @@ only_in_the_mount() {
     pid=$!
     CLIENT_PIDS[$at]=$pid
     for _ in $(seq 100); do mountpoint -q "$at" && break; sleep 0.1; done
-    # Between two periodic syncs; once more if one came between.
+    # The kill must come between two periodic syncs; it is repeated if a sync came first.
     for _ in 1 2 3; do
         echo precious >"$at/precious" && kill_server
         (($(status_json "$at" 2>/dev/null | jq .mount.unsynced_bytes) > 0)) && break
@@ -136,7 +136,7 @@ only_in_the_mount() {
     done
     refused "stays mounted: only this mount has" cuttlefs umount "$at" || return 1
     launch_server && cuttlefs umount "$at" && wait $pid && [[ $(cat "$MNT/precious") == precious ]] || return 1
-    # A signal cannot be refused: the process waits for the server behind the unmount, and has it sync.
+    # A signal cannot be refused: after the unmount the process waits for the server, and lets it sync.
     "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$at" --foreground >>"$log" 2>&1 </dev/null &
     pid=$!
     CLIENT_PIDS[$at]=$pid
@@ -147,7 +147,7 @@ only_in_the_mount() {
 }
 check "what only a mount has is not thrown away by an unmount" only_in_the_mount
 
-# As at a machine's shutdown. umount(8) looks at the mount point, and at the room there is.
+# As when a machine shuts down. umount(8) looks at the mount point, and asks for the file system's free space.
 by_umount_8() {
     local at=$WORK/umounted.mnt log=$WORK/umounted.log pid begun
     mkdir -p "$at"
@@ -158,7 +158,7 @@ by_umount_8() {
     echo lost >"$at/lost" && kill_server && sleep 2 || return 1
     begun=$SECONDS
     timeout -s KILL 30 umount "$at" || { echo "umount(8) gave up after $((SECONDS - begun)) s"; return 1; }
-    # What a shutdown sends next.
+    # The signal that a shutdown sends next.
     kill $pid
     ! wait $pid || { echo "the mount's process says that all is well"; return 1; }
     grep -q "are lost" "$log" || return 1

@@ -12,7 +12,7 @@ import os
 import random
 import sys
 
-# Names a worker has at a time.
+# Names that a worker has at a time.
 MOST_NAMES = 40
 
 
@@ -22,7 +22,7 @@ class Worker:
         self.random = random.Random(seed)
         self.appends = appends
         self.made = 0
-        # Name to [number of the file, its number of lines], directories as None.
+        # Maps a name to [number of the file, its number of lines]; a directory to None.
         self.names = {}
         self.lines = {}
         self.operations = 0
@@ -61,7 +61,7 @@ class Worker:
     def replace(self):
         name, new = self.random.sample(self.files(), 2)
         if self.names[name] == self.names[new]:
-            return  # POSIX: two names of one file stay.
+            return  # POSIX: both names of one file stay.
         os.rename(self.path(name), self.path(new))
         self.names[new] = self.names.pop(name)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Four mounts and 32 writers race: buffered, O_DIRECT, mapped and appended, in files of their own and shared ones whose pages lie in
-# the same zones of the pool; bursts with idle time between that is longer than marks are kept; the server is killed; and the power
-# is cut: the disk below the pool is copied in one moment, under load, and served. Each block says whose it is (race_writers.py).
+# Four mounts and 32 writers race: buffered, O_DIRECT, mapped and appending writes, in files of their own and in shared files whose pages lie in the
+# same zones of the pool; bursts, with idle time between them that is longer than marks are kept. The server is killed. The power is cut: the disk
+# below the pool is copied in one moment, under load, and the copy is served. Each block names its writer and place (race_writers.py).
 # usage: race-writers.sh [shm|tcp|unix]      CUTTLEFS_RACE_SECONDS=N (bursts and idle time)   CUTTLEFS_RACE_SEED=N (drawn and printed)
 source "$(dirname "$0")/lib.sh"
 suite_begin race-writers "${1:-shm}"
@@ -11,10 +11,10 @@ seconds=${CUTTLEFS_RACE_SECONDS:-58}
 seed=${CUTTLEFS_RACE_SEED:-$((RANDOM * 32768 + RANDOM))}
 say "seed $seed"
 race=$(dirname "$0")/race_writers.py
-# Of bursts in one zone, and of others (race_writers.py, burst).
+# Seconds of bursts in one zone, and of other bursts (race_writers.py, burst).
 readonly NARROW_S=1
 readonly BURST_S=4
-# Marks without a write are cleared by the second sweep behind it; sweeps are five seconds apart.
+# A mark without further writes is cleared by the second sweep after it; sweeps are five seconds apart.
 readonly IDLE_S=11
 readonly HANG_S=60
 # Files that are appended to grow all the time.
@@ -24,11 +24,11 @@ go=$WORK/go
 stop=$WORK/stop
 mkdir "$logs"
 
-# The pool lies on a file system in a file, which lies on one that can copy a file in one moment (XFS, reflink). Writes that were done
-# are in the copy, those in flight may be, and what is in the page cache is not: as when the power goes, of a disk without a cache.
-# (Disks with one, which lose and tear what was not synced: crash-points.)
+# The pool lies on a file system in a file, which lies on one that can copy a file in one moment (XFS, reflink). The copy has all writes that were
+# done, and perhaps those in flight, but not what is only in the page cache: as after a power loss of a disk without a cache. (For disks with a cache,
+# which lose and tear unsynced writes, there is the suite crash-points.)
 cuts=false
-# Unmounts what lies below a server that has ended: the kernel lets go of its io_uring, and so of its files, a moment later.
+# Unmounts file systems below a server that has ended: the kernel releases its io_uring, and so its files, a moment later.
 unmount_below() {
     local waited
     for ((waited = 0; waited < HANG_S * 10; waited++)); do
@@ -39,7 +39,7 @@ unmount_below() {
 }
 suite_leave() {
     local at
-    # Lazily at last, and without a word, for the last line is the summary.
+    # Finally unmounts lazily, without a message, since the last line must be the summary.
     for at in cut pool outer; do
         unmount_below "$WORK/$at" || umount -l "$WORK/$at"
     done
@@ -71,7 +71,7 @@ writers=$!
 
 now_ns() { python3 -c 'import time; print(time.monotonic_ns())'; }
 
-# Copies the disk while all write; notes between which moments.
+# Copies the disk while all writers write; notes the times before and after.
 cut_power() {
     local from
     from=$(now_ns)
@@ -79,7 +79,7 @@ cut_power() {
     echo "$from $(now_ns)" >"$WORK/cut.moments"
 }
 
-# A server on a copy: what it serves is what was promised, and fsck agrees.
+# Starts a server on a copy: it must serve everything that was promised, and fsck must find nothing.
 look_at_cut() {
     local url=unix://$WORK/cut.sock pid waited from to status
     read -r from to <"$WORK/cut.moments"
@@ -108,7 +108,7 @@ look_at_cut() {
     return "$status"
 }
 
-# The server that was started is still there, and says nothing of a panic.
+# The server is still the one that was started, and reports no panic.
 serves_on() {
     ! grep -a "panicked at" "$WORK"/*.log || return 1
     kill -0 "$SERVER_PID"
@@ -138,7 +138,7 @@ for ((round = 1; SECONDS < ended; round++)); do
     fi
     ((idle_until > SECONDS)) && sleep "$((idle_until - SECONDS))"
 done
-# A last burst behind the idle time, and the clean end of it.
+# A last burst after the idle time, and its clean end.
 python3 "$race" burst "$go" "$((round + round % 2))"
 sleep "$BURST_S"
 rm "$go"

@@ -26,14 +26,14 @@ import zlib
 
 WRITERS = 32
 BLOCK = 4096
-HEAD = struct.Struct("<8sIIIQI")  # magic, writer, file, place, generation, CRC of all but itself
+HEAD = struct.Struct("<8sIIIQI")  # magic, writer, file, place, generation, CRC over all other bytes
 MAGIC = b"cfrace01"
-# Which file a number stands for. Each own file fills a zone of the pool, the small ones lie in one together.
+# The kind of a file, by its number. Each own file fills a zone of the pool; the small files share one.
 OWN, SMALL, SHARED, CONTESTED, APPENDED = 1000, 2000, 3000, 4000, 5000
 OWN_BLOCKS, SMALL_BLOCKS, SHARED_FILES, CONTESTED_BLOCKS, APPENDED_FILES = 256, 3, 4, 16, 2
-# By whom a block is written that nobody raced for.
+# The writer of blocks for which there was no race.
 NOBODY = 99
-# Parts of an own file: each is written in one way only.
+# Parts of an own file; each is written in one way only.
 BUFFERED, DIRECT, MAPPED = range(0, 96), range(96, 176), range(176, 256)
 
 
@@ -102,7 +102,7 @@ class Writer:
         self.generation = 0
         self.fds = {}
         self.libc = ctypes.CDLL(None, use_errno=True)
-        # Page-aligned, as O_DIRECT wants it.
+        # Page-aligned, as O_DIRECT requires.
         self.aligned = mmap.mmap(-1, 4 * BLOCK)
         self.mapping = mmap.mmap(self.fd(OWN + number, os.O_RDWR), OWN_BLOCKS * BLOCK)
 
@@ -137,7 +137,7 @@ class Writer:
             self.random.choice([os.fsync, os.fdatasync])(self.fd(file, flags))
             self.note("s", file, began)
         except OSError as error:
-            # Of two who wrote the same before a server was killed, one may be told that his is not there.
+            # If two writers wrote the same bytes before a kill of the server, one of them may be told that its bytes are lost.
             if error.errno != errno.EIO or file // 1000 * 1000 not in (CONTESTED, SHARED, APPENDED):
                 raise
             self.note("x", file)
@@ -189,7 +189,7 @@ class Writer:
             self.mapping[place * BLOCK:(place + 1) * BLOCK] = block(self.number, OWN + self.number, place, self.generation)
         self.mapping.flush(places.start * BLOCK, len(places) * BLOCK)
         for place in places:
-            # msync(2) says what fsync says, of these.
+            # For these files msync(2) reports what fsync would.
             self.note("m", OWN + self.number, place, self.generation)
 
     def append(self, file):
@@ -238,7 +238,7 @@ def write(logs, go, stop, seed, mounts):
                 print(f"writer {number} on {mounts[number % len(mounts)]}: {error!r}", flush=True)
                 os._exit(1)
         children[pid] = number
-    # Told to end at once: some of them may hang.
+    # All are told to end at once, since some of them may hang.
     signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in children] and os._exit(2))
     failed = 0
     for _ in range(len(children)):
@@ -279,7 +279,7 @@ def read_logs(logs):
                     assert version.ended <= began
                     version.synced = at
             else:
-                # It was told that something is lost, and not what.
+                # The writer was told that something is lost, but not what.
                 unsynced.pop(numbers[0], None)
     return versions
 

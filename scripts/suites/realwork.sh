@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What people do with a file system: a large source tree unpacked, compared, configured and built, git, SQLite; then
-# down and up, and all of it is still there.
+# Typical work on a file system: a large source tree is unpacked, compared, configured and built; git; SQLite. Then everything is stopped and started,
+# and all files are still there.
 # usage: realwork.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command git
@@ -20,7 +20,7 @@ mkdir -p "$local_tree" "$MNT/tree"
 if tarball=$("$ROOT/scripts/fetch-source.sh" 2>"$WORK/fetch.log"); then
     buildable=true
 else
-    # No network: the sources of our own dependencies are a large tree too, only there is nothing to build with make.
+    # Without a network: the sources of this project's dependencies are a large tree, too, but cannot be built with make.
     cat "$WORK/fetch.log" >&2
     say "realwork: no source package; unpacking the crates' sources, and building nothing"
     tarball=$WORK/crates.tar
@@ -38,12 +38,12 @@ else
 fi
 check "diff -r: the same as on the local disk" diff -r "$local_tree" "$MNT/tree"
 
-# Modes, times, links and sizes, which diff does not look at.
+# Modes, times, links and sizes, which diff does not compare.
 listing() { (cd "$1" && find . -printf '%P %y %m %s %l %TY%Tm%Td%TH%TM%TS\n' | grep -v ' d ' | sort); }
 metadata() { diff <(listing "$local_tree") <(listing "$MNT/tree"); }
 check "modes, sizes, times and link targets are the same" metadata
 
-# After the build there are more files, so only those of the tarball are looked at.
+# After the build there are more files, so only those of the tarball are compared.
 metadata_after() { ! comm -23 <(listing "$local_tree") <(listing "$MNT/tree") | grep .; }
 
 build() {
@@ -51,7 +51,7 @@ build() {
     ./configure --without-readline --without-zlib --without-icu || return 1
     make -s -j2 -C src/port || return 1
     make -s -j2 -C src/common || return 1
-    # An archive the linker can use: the symbol table is read back.
+    # An archive that the linker can use: the symbol table is read back.
     [[ $(nm -A src/common/libpgcommon.a 2>/dev/null | grep -c ' T ') -gt 100 ]]
 }
 if $buildable && [[ -z ${CUTTLEFS_SOURCE_TARBALL:-} ]]; then
@@ -62,7 +62,7 @@ cd /
 git_work() {
     git init -q "$MNT/origin" && cd "$MNT/origin" || return 1
     git config user.name suite && git config user.email suite@localhost || return 1
-    # A part of the tree is enough for git to pack; all of it would measure zlib.
+    # A part of the tree is enough for git to pack; the whole tree would measure zlib.
     find "$local_tree" -name '*.[ch]' -printf '%P\n' -o -name '*.rs' -printf '%P\n' >"$WORK/sources"
     sed -n '1,1500p' "$WORK/sources" | tar -C "$local_tree" -cf - -T - | tar -xf - || return 1
     git add -A && git commit -qm first || return 1
@@ -98,13 +98,13 @@ SQL
 sqlite_whole() {
     local db=$MNT/work-$1.db
     [[ $(sqlite3 "$db" 'PRAGMA integrity_check') == ok ]] || return 1
-    # 20000 rows less every seventh, and fifty.
+    # 20000 rows, less every seventh, plus fifty.
     [[ $(sqlite3 "$db" 'SELECT count(*) FROM t') == $((20000 - 20000 / 7 + 50)) ]]
 }
 check "SQLite with a rollback journal: workload and integrity_check" sqlite_work DELETE
 check "SQLite with a write-ahead log (shared mmap): workload and integrity_check" sqlite_work WAL
 
-# Special names and shapes that scripts rarely meet.
+# Special names and files that scripts rarely meet.
 shapes() {
     mkdir "$MNT/shapes" && cd "$MNT/shapes" || return 1
     touch "$(printf 'n%.0s' $(seq 255))" $'new\nline' 'ünï cödé' ./-dash ' space ' || return 1
@@ -122,7 +122,7 @@ shapes() {
 check "long names, sparse files, links, xattrs, times" shapes
 cd /
 
-# Everything once more after down and up.
+# Everything once more, after a stop and start.
 sums() { (cd "$MNT" && find . -type f ! -name sparse ! -name '*-shm' -print0 | sort -z | xargs -0 sha256sum | sha256sum); }
 before=$(sums)
 entries_before=$(find "$MNT" | wc -l)

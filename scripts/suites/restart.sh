@@ -21,7 +21,7 @@ copies() {
     done
     ((round > 0))
 }
-# Longer than what a client keeps of unsynced writes: a clean stop must not need the copies.
+# Larger than a client's copies of unsynced writes: a clean stop must not need them.
 stream() {
     head -c 48M /dev/urandom >"$WORK/source"
     while going; do
@@ -39,7 +39,7 @@ commits() {
     done
     git fsck --full --strict && [[ $(git rev-list --count HEAD) == "$n" ]]
 }
-# One descriptor for the whole time: it stays open over every restart.
+# One descriptor for the whole time: it stays open over all restarts.
 appends() {
     local n=0
     while going; do
@@ -64,7 +64,7 @@ for work in copies stream commits appends; do
     wait "${pids[$work]}"
     check "$work: no error, nothing lost" test $? -eq 0
 done
-# What the stopped server answered is on its disk, so nothing is written again and no time moves.
+# Changes that the stopped server has answered are on its disk, so nothing is written again and no time changes.
 times_stay() {
     local before after
     echo written >"$MNT/times" && sleep 0.1 && before=$(stat -c '%y %z' "$MNT/times") || return 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Files five times as large as the server's memory, written and read back with verification by two mounts for a while:
-# no byte lost or foreign, the server's memory flat, pages moving both ways all the time.
+# Two mounts write files five times as large as the server's memory, and read them back with verification, for some time: no byte is lost or foreign,
+# the server's memory does not grow, and pages are promoted and evicted all the time.
 # usage: soak.sh [shm|tcp|unix]      CUTTLEFS_SOAK_SECONDS=N (20; the long form is 1200)
 source "$(dirname "$0")/lib.sh"
 need_command fio
@@ -14,8 +14,8 @@ start_server $((data_mib * 2))M ${memory_mib}M
 mount_fs
 mount_fs "$WORK/second"
 
-# Reads and writes 4 KiB to 64 KiB at skewed places, and verifies every block written before it is written again and at
-# the end: a lost, torn or foreign block is an error. Each file has one writer.
+# Reads and writes 4 KiB to 64 KiB at skewed positions, and verifies every written block before it is written again and at the end: a lost, torn or
+# foreign block is an error. Each file has one writer.
 soak_fio() {
     fio --name="$1" --directory="$2" --size=$((data_mib / 2))M --rw=randrw --rwmixread=60 --bsrange=4k-64k \
         --blockalign=4k --ioengine=psync --direct=1 --norandommap --randrepeat=0 --random_distribution=zipf:0.9 \
@@ -23,7 +23,7 @@ soak_fio() {
         --time_based --runtime="$seconds" --eta=never >"$WORK/$1.out" 2>&1
 }
 
-# Resident memory of the server in KiB, every second, until $WORK/stop is there.
+# Resident memory of the server in KiB, every second, until $WORK/stop exists.
 watch_memory() {
     while [[ ! -e $WORK/stop ]]; do
         awk '/^VmRSS/ {print $2}' "/proc/$SERVER_PID/status" 2>/dev/null
@@ -31,7 +31,7 @@ watch_memory() {
     done >"$WORK/rss"
 }
 
-# After the first quarter, in which caches fill, it moves by less than a tenth.
+# After the first quarter, in which caches fill, it changes by less than a tenth.
 memory_is_flat() {
     awk '{all[NR] = $1} END {
         from = int(NR / 4) + 1; least = most = all[from]

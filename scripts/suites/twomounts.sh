@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two mounts of one server: what one has closed, the other sees when it opens.
+# Two mounts of one server: an open on one mount sees everything that was closed on the other before.
 # usage: twomounts.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 suite_begin twomounts "${1:-shm}"
@@ -14,18 +14,18 @@ fi
 # Names and attributes may be cached for a second.
 readonly CACHE_LIFE_S=1.2
 
-# Content written and closed at one mount is what an open at the other reads, also where the other has the file's
-# old pages cached; for many versions of growing, shrinking and equal length.
+# An open through one mount reads the contents that were written and closed through the other, also if it has old pages of the file cached; for many
+# versions of growing, shrinking and equal length.
 close_to_open() {
     local version length sum
     for version in $(seq 1 40); do
         length=$((RANDOM % 300000 + 1))
-        # Every third version keeps its length: only the change counter tells.
+        # Every third version keeps its length: only the change counter shows the change.
         ((version % 3 == 0)) && length=100000
         head -c "$length" /dev/urandom >"$WORK/version"
         cat "$WORK/version" >"$MNT/shared" || return 1
         sum=$(sha256sum <"$WORK/version")
-        # Attributes may be a second old when a path is walked, but an open must see the new content.
+        # Attributes may be a second old when a path is walked, but an open must see the new contents.
         [[ $(sha256sum <"$OTHER/shared") == "$sum" ]] || {
             echo "version $version, $length bytes: the other mount reads something else after open"
             return 1
@@ -34,7 +34,7 @@ close_to_open() {
 }
 check "close-to-open of one file, 40 versions" close_to_open
 
-# The length is that of the open, too, also where the mount had attributes that are still good for a while.
+# The length is the current one after an open, too, also if the mount has attributes that are still valid for a while.
 length_at_open() {
     python3 - "$MNT" "$OTHER" <<'PYTHON'
 import mmap, os, sys
@@ -48,7 +48,7 @@ ways = {
 }
 for version, (way, length_of) in enumerate(list(ways.items()) * 10):
     name = f"length.{way}.{version % 3}"
-    # It is made, or seen, here.
+    # The file is made, or seen, through this mount.
     with open(f"{here}/{name}", "ab") as file:
         assert os.fstat(file.fileno()).st_size == os.stat(f"{here}/{name}").st_size
     wanted = 1 + 7919 * (version * 37 % 50)
@@ -72,8 +72,8 @@ both_ways() {
 }
 check "writers on both sides in turn" both_ways
 
-# A name that another mount removed, or gave to another file, leads nowhere or there at the next open, also within the cache's life and
-# while somebody has the file that it led to open. Who has it open himself can open it again.
+# If another mount has removed a name, the next open of it fails; if the name was given to another file, the open gets that file. This holds also
+# within the cache's lifetime, and while somebody has the old file open. A program that has the old file open can open it again.
 opened_by_old_names() {
     python3 - "$MNT" "$OTHER" <<'PYTHON'
 import os, sys
@@ -113,8 +113,8 @@ PYTHON
 }
 check "a name that is removed or given away elsewhere leads to no file that was there" opened_by_old_names
 
-# Nor does one that another mount has moved away: what is opened, cut or appended to by the old name is not what was moved. Who has it open
-# himself can open it again, and a file of two names by the one that is left.
+# The same holds for a name that another mount has moved away: the moved file is not opened, cut or appended to by its old name. A program that has
+# the moved file open can open it again, and a file with two names can be opened by the remaining one.
 opened_by_moved_names() {
     python3 - "$MNT" "$OTHER" <<'PYTHON'
 import ctypes, os, sys
@@ -166,7 +166,7 @@ PYTHON
 }
 check "a name that was moved elsewhere leads to no file that it led to" opened_by_moved_names
 
-# Whatever became of the file's names before, and whichever of them was looked at: an open by a name gets what has that name now.
+# Whatever happened to a file's names before, and whichever of them was looked up: an open by a name gets the file that has the name now.
 opened_by_one_of_several_names() {
     python3 - "$MNT" "$OTHER" <<'PYTHON'
 import itertools, os, sys
@@ -196,7 +196,7 @@ for round, first, look, second, cut in itertools.product(range(3), before, (Fals
     before[first](f"{other}/{name}", f"{other}/{name}.z")
     assert read(f"{here}/{name}") == "old"
     if look:
-        # Another name of the same file is opened, or is not there.
+        # Another name of the same file is opened, or does not exist.
         try:
             read(f"{here}/{name}.z")
         except FileNotFoundError:
@@ -224,8 +224,8 @@ PYTHON
 }
 check "a name leads to no file that lost it, whatever its other names are" opened_by_one_of_several_names
 
-# Who opens a file that others move to and fro all the time gets it or is told that it is not there; one that only loses further names is
-# always there. A third mount opens, which asks again for what was missing: else most opens would find nothing.
+# An open of a file that others move to and fro all the time gets the file or ENOENT; a file that only loses additional names is always found. A third
+# mount opens, which always asks the server about missing names: otherwise most opens would find nothing.
 moved_to_and_fro() {
     python3 - "$MNT" "$ASKING" <<'PYTHON'
 import os, sys, time
@@ -262,8 +262,8 @@ fi
 check "a file that is moved to and fro elsewhere is opened, or is not there" moved_to_and_fro
 on_directory || umount_fs "$ASKING"
 
-# Random names by either mount, one step after the other: an open gets the file that has the name, or says that there is none (a name may be
-# remembered as missing for a second), and nothing else. CUTTLEFS_NAMES_SECONDS: how long; CUTTLEFS_NAMES_SEED repeats one walk.
+# Random changes of names through either mount, one after the other: an open gets the file that has the name, or ENOENT if there is none (a missing
+# name may be cached for a second), and nothing else. CUTTLEFS_NAMES_SECONDS is the duration; CUTTLEFS_NAMES_SEED repeats one walk.
 random_names() {
     python3 - "$MNT" "$OTHER" "${CUTTLEFS_NAMES_SECONDS:-10}" "${CUTTLEFS_NAMES_SEED:-$RANDOM$RANDOM}" <<'PYTHON'
 import ctypes, os, random, sys, time
@@ -312,7 +312,7 @@ while time.monotonic() < end:
                 os.rename(new, path)
             model[name] = made
         elif what in ("rename", "exchange", "link"):
-            # By names that the mount knows as they are.
+            # By names that the mount has cached correctly.
             known = all(opened(mount, which, os.O_RDONLY) == model.get(which, 0) for which in (name, other))
             if not known or name == other or name not in model or (what == "exchange") != (other in model) and what != "rename":
                 continue
@@ -361,7 +361,7 @@ attributes() {
 }
 check "mode and size are seen within the cache's life" attributes
 
-# A file removed at one mount while open at the other keeps its bytes until it is closed.
+# A file that is removed through one mount while it is open through the other keeps its bytes until it is closed.
 unlinked_while_open() {
     head -c 200000 /dev/urandom >"$WORK/kept" && cp "$WORK/kept" "$MNT/doomed" || return 1
     exec 9<"$OTHER/doomed" || return 1
@@ -391,7 +391,7 @@ exclusive_create() {
 }
 check "O_EXCL has one winner of two mounts" exclusive_create
 
-# Appends of both mounts through O_APPEND: every line is there, whole.
+# Both mounts append through O_APPEND: every line is there, complete.
 appends() {
     local n=200
     : >"$MNT/log" || return 1
@@ -407,7 +407,7 @@ appends() {
 }
 check "O_APPEND from two mounts loses nothing" appends
 
-# Records of all sizes, from memory that begins anywhere, in one part or many: each is there, whole.
+# Records of all sizes, from memory at any offset, in one part or many: each is there, complete.
 check "records of two mounts' writers are whole" \
     python3 "$(dirname "$0")/appends.py" "${CUTTLEFS_APPENDS:-60}" "$MNT/records" "$OTHER/records"
 suite_end

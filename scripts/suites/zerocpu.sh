@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Reads of resident data cost the server no RPC: its counters stand still while a hundred thousand reads are served.
+# Reads of resident data cost the server no RPC: its counters do not change while a hundred thousand reads are served.
 # usage: zerocpu.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command fio
@@ -9,14 +9,14 @@ needs_server
 start_server 512M 192M
 mount_fs
 
-# 64 MiB of 192 MiB of frames: all of it is resident after it was written and read once.
+# 64 MiB of 192 MiB of frames: everything is resident after it was written and read once.
 readonly FILE=hot SIZE_MIB=64 READS=100000
 fio_hot() { fio --directory="$MNT" --filename=$FILE --size=${SIZE_MIB}M --eta=never --direct=1 "$@"; }
 check "write $SIZE_MIB MiB" fio_hot --name=fill --rw=write --bs=1M --end_fsync=1
 check "read it once" fio_hot --name=warm --rw=read --bs=1M
 
-# What one run of fio may cost beside its reads: path walks, open and close of each job, heartbeats, and the
-# status requests of this script. A hundredth of a percent of the reads would already be more.
+# Requests that one run of fio may cost beside its reads: path walks, open and close of each job, heartbeats, and the status requests of this script.
+# Even a hundredth of a percent of the reads would be more.
 readonly RPC_ALLOWANCE=60
 
 ticks_of_server() { awk '{print $14 + $15}' "/proc/$SERVER_PID/stat"; }
@@ -38,10 +38,10 @@ echo "over $LINK: $onesided one-sided reads, $rpc RPCs, $fetches sparse fetches,
 
 check "at most $RPC_ALLOWANCE RPCs (were $rpc)" test "$rpc" -le "$RPC_ALLOWANCE"
 check "no sparse fetch (were $fetches)" test "$fetches" -eq 0
-# Direct IO: each read reaches the client, and each must have gone one-sidedly.
+# Direct IO: each read reaches the client, which must do it one-sidedly.
 check "every read went one-sidedly (were $onesided)" test "$onesided" -ge $((READS * 2))
 if [[ $LINK == shm ]]; then
-    # 50 ticks are half a second: timers, heartbeats and the status requests. Serving the reads would cost more.
+    # 50 ticks are half a second: for timers, heartbeats and the status requests. Serving the reads would cost more.
     check "no server CPU (were $ticks ticks)" test "$ticks" -le 50
 fi
 suite_end

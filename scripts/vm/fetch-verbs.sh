@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Gets libibverbs and librdmacm as Debian 13 has them (rdma-core 56, which knows FLUSH), with the C library they were built for, once, into
-# $CUTTLEFS_TOOLS/vm/verbs. Nothing is installed, and this machine's lists of packages stay as they are. Prints the folder.
-# Exit status 3: they cannot be had here.
+# Gets libibverbs and librdmacm of Debian 13 (rdma-core 56, which has FLUSH), with the C library that they were built for, once, into
+# $CUTTLEFS_TOOLS/vm/verbs. Installs nothing, and does not change this machine's package lists. Prints the directory. Exit status 3: they cannot be
+# fetched here.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the one that is named.
 # Nothing is installed: packages are downloaded and unpacked there. Prints the kernel's folder.
-# usage: fetch.sh [--headers] [VERSION]       6.12, 7.2, or in full, for example 6.12.117+deb12-amd64; --headers: also what building a module needs
+# usage: fetch.sh [--headers] [VERSION]       6.12, 7.2, or in full, for example 6.12.117+deb12-amd64; --headers: also what building a module needs;
+#   debug: 6.12 built here, with KASAN, lockdep and kmemleak (debug-kernel.sh)
 # A series without more means what is there of it already, or else its newest. 7.2 is of trixie-backports, which apt has in a folder of its own here:
 # the machine's lists of packages stay as they are. Its compiler (gcc 14) and C library come from trixie, too, unpacked as a tree of its own.
 # Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr, `skipped: ...`, says why.
@@ -25,11 +26,11 @@ done
 
 store=$CUTTLEFS_TOOLS/vm
 mkdir -p "$store" || exit 1
-# One at a time: what is there is complete.
+# One fetch at a time, so that everything that is there is complete.
 exec 9>"$store/lock"
 flock 9
 
-# Where apt looks: as the machine is set up, or with TRIXIE.
+# Where apt looks: as configured on this machine, or with TRIXIE.
 trixie=$store/apt-trixie
 apt() {
     local program=$1
@@ -74,11 +75,24 @@ version=${1:-6.12}
 case $version in
     6.12* | *+deb12-amd64) suffix=+deb12-amd64 ;;
     7.2* | *+deb13-amd64) suffix=+deb13-amd64 ;;
+    debug | *-debug) suffix=-debug ;;
     *) unavailable "no kernel $version; the head of $0 names those that there are" ;;
 esac
-if [[ $version != *"$suffix" ]]; then
+if [[ $version == debug ]]; then
+    version=$(find "$store" -maxdepth 1 -name "*-debug" -printf '%f\n' | sort -V | tail -n 1)
+    # What Debian's package of the source is called: 6.12.117-1~deb12u1.
+    newest() { apt-cache policy linux-source-6.12 | sed -n 's/^  Candidate: \([0-9.]*\)-.*/\1-debug/p'; }
+    if [[ -z $version ]]; then
+        version=$(newest)
+        if [[ -z $version ]]; then
+            update
+            version=$(newest)
+        fi
+        [[ -n $version ]] || unavailable "apt knows no linux-source-6.12"
+    fi
+elif [[ $version != *"$suffix" ]]; then
     series=$version
-    # What is there already will do.
+    # A kernel that is there already is good enough.
     version=$(find "$store" -maxdepth 1 -name "$series.*$suffix" -printf '%f\n' | sort -V | tail -n 1)
     newest() { apt apt-cache pkgnames "linux-image-$series." | sed -n "s/^linux-image-\\($series\\.[0-9]*$suffix\\)\$/\\1/p" | sort -V | tail -n 1; }
     if [[ -z $version ]]; then
@@ -108,20 +122,26 @@ unpack() {
 
 if [[ ! -e $folder/complete ]]; then
     rm -rf "$folder"
-    say "fetching kernel $version into $store (once)"
     # Since 7.x the image is in several packages, and linux-image- names them.
     packages=("linux-image-$version")
     [[ $suffix == +deb13-amd64 ]] && packages=("linux-binary-$version" "linux-modules-$version" "linux-base-$version")
-    for package in "${packages[@]}"; do
+    if [[ $suffix == -debug ]]; then
+        packages=()
+        "$ROOT/scripts/vm/debug-kernel.sh" "$folder" || exit $?
+        touch "$folder/headers-complete"
+    else
+        say "fetching kernel $version into $store (once)"
+    fi
+    for package in ${packages[@]+"${packages[@]}"}; do
         unpack "$package" "$folder" || unavailable "$package cannot be downloaded"
     done
-    # And lies with its modules.
+    # The image then lies beside its modules.
     [[ -d $folder/lib/modules ]] || ln -s usr/lib "$folder/lib" || exit 1
     [[ -d $folder/boot ]] || { mkdir "$folder/boot" && ln -s "../lib/modules/$version/vmlinuz" "$folder/boot/vmlinuz-$version"; } || exit 1
     # busybox's insmod reads no compressed modules.
     find "$folder/lib/modules/" -name '*.ko.xz' -exec xz -d {} + || exit 1
     depmod -b "$folder" "$version" || exit 1
-    # The initramfs: what mounts this machine's root over 9p.
+    # The initramfs, which mounts this machine's root over 9p.
     root=$(mktemp -d "$store/root.XXXXXX") || exit 1
     mkdir -p "$root"/{bin,dev,proc,sys,m,lower,rw,new}
     cp /bin/busybox "$root/bin/busybox"
@@ -139,7 +159,7 @@ if [[ ! -e $folder/complete ]]; then
     rm -rf "$root"
     touch "$folder/complete"
 fi
-# The guest's init may be newer than the one that is packed.
+# The guest's init may be newer than the packed one.
 if ! cmp -s <(cpio -i --to-stdout --quiet init <"$folder/initrd.cpio" 2>/dev/null) "$ROOT/scripts/vm/init"; then
     root=$(mktemp -d "$store/root.XXXXXX") || exit 1
     (cd "$root" && cpio -id --quiet --no-absolute-filenames <"$folder/initrd.cpio" 2>/dev/null)
@@ -150,12 +170,12 @@ fi
 if [[ -n $headers && ! -e $folder/headers-complete ]]; then
     say "fetching what builds modules for $version (once)"
     if [[ $suffix == +deb13-amd64 ]]; then
-        # A tree to change root into (kmod-build.sh): to apt nothing is installed, so it names all that the headers and a shell need.
+        # A tree to change root into (kmod-build.sh): apt takes nothing as installed, so it names everything that the headers and a shell need.
         rm -rf "$folder/tree" "$trixie"/cache/archives/*.deb
         apt apt-get install -q -y --download-only --no-install-recommends "linux-headers-$version" gcc-14 make base-files bash dash \
             coreutils findutils grep sed mawk >&2 || unavailable "linux-headers-$version cannot be downloaded"
         mkdir -p "$folder/tree"
-        # First the one that says that /bin is /usr/bin.
+        # First the package in which /bin is a link to /usr/bin.
         for file in "$trixie"/cache/archives/base-files_*.deb "$trixie"/cache/archives/*.deb; do
             dpkg-deb -x "$file" "$folder/tree" || exit 1
         done

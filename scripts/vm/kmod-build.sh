@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds kmod-iommu with the tests' driver of edu for a kernel of fetch.sh, without warnings, in a copy.
+# Builds kmod-iommu with the tests' driver for edu, for a kernel of fetch.sh, without warnings, in a copy.
 # usage: kmod-build.sh VERSION FOLDER       the copy becomes FOLDER, which must not be there yet
-# Exit status 3: this machine cannot have that kernel.
+# Exit status 3: this machine cannot get that kernel.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
@@ -9,10 +9,10 @@ kernel=$("$ROOT/scripts/vm/fetch.sh" --headers "$1") || exit $?
 version=${kernel##*/}
 folder=$2
 mkdir -p "$folder" && cp -r "$ROOT"/kmod-iommu/. "$folder" || exit 1
-# pahole, which writes debugging types, need not be there.
+# pahole, which writes debugging types, may be missing.
 flags=(CUTTLEFS_TEST=m CONFIG_DEBUG_INFO_BTF_MODULES= W=1)
 
-# What a kernel's own compiler and C library build, in their tree: its root, with this machine's devices, and the copy.
+# In the tree of the kernel's own compiler and C library, as root directory, with this machine's devices and the copy.
 build_in_tree() {
     local tree=$1
     mkdir -p "$tree/dev" "$tree/proc" "$tree/work"

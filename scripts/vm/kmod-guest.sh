@@ -1,20 +1,33 @@
 #!/usr/bin/env bash
-# In the guest, for kmod-test.sh: loads the modules, runs a program that makes windows, and reads the kernel's log.
+# Runs in the guest, for kmod-test.sh: loads the modules, runs a program that makes windows, and checks the kernel's log.
 # usage: kmod-guest.sh FOLDER [PROGRAM [ARGUMENT]...]      FOLDER has the modules; without a program, its test/window_test
 set -u
 folder=$1
 shift
-# For programs that need more than the modules.
+# For programs that need other files of that directory.
 export KMOD_FOLDER=$folder
 (($#)) || set -- "$folder/test/window_test"
 # Swap, so that pages can be taken.
-modprobe zram && echo 256M >/sys/block/zram0/disksize && mkswap /dev/zram0 >/dev/null && swapon /dev/zram0 || exit 1
+{ [[ -e /sys/block/zram0 ]] || modprobe zram; } && echo 256M >/sys/block/zram0/disksize && mkswap /dev/zram0 >/dev/null && swapon /dev/zram0 || exit 1
 insmod "$folder/cuttlefs_iommu.ko" && insmod "$folder/test/edu_dma.ko" || exit 1
 "$@"
 result=$?
-# Both go, with all that they had.
+# Unloads both modules, with everything that they had.
 rmmod edu_dma && rmmod cuttlefs_iommu || result=1
-if dmesg | grep -E -A30 'BUG:|WARNING:|Oops|Call Trace|KASAN|lockdep|possible recursive|memory leak|refcount'; then
+# A debug kernel: what nobody refers to any more. The second scan knows what the first one saw while it was moved.
+if mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null && [[ -e /sys/kernel/debug/kmemleak ]]; then
+    for _ in 1 2; do
+        echo scan >/sys/kernel/debug/kmemleak
+        sleep 6
+    done
+    if [[ -s /sys/kernel/debug/kmemleak ]]; then
+        cat /sys/kernel/debug/kmemleak
+        echo "memory leaked"
+        result=1
+    fi
+    echo "KASAN, lockdep and kmemleak: $(zgrep -c -E '^CONFIG_(KASAN|PROVE_LOCKING|DEBUG_KMEMLEAK)=y' /proc/config.gz) of 3 are on"
+fi
+if dmesg | grep -E -A30 'BUG:|WARNING:|Oops|Call Trace|KASAN|lockdep|possible recursive|possible circular|suspicious|DMA-API|memory leak|refcount'; then
     echo "the kernel complained"
     result=1
 fi

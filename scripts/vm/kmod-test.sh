@@ -3,7 +3,7 @@
 # usage: kmod-test.sh [-k VERSION] [-p "PROGRAM ARGUMENT..."] [intel|amd|intel-scalable]...     without names, the first two (about 90 s each on an
 #   idle machine)    -p  another program than window_test: `bench` is window_bench, everything else a command
 # Last line: N passed, N failed.
-# Exit status 3: no virtual machine can be had here.
+# Exit status 3: this machine can run no virtual machine.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
@@ -20,7 +20,7 @@ shift $((OPTIND - 1))
 kernel=$("$ROOT/scripts/vm/fetch.sh" --headers "$version") || exit $?
 version=${kernel##*/}
 
-# Not in /var/tmp, which the guest has of its own.
+# Not in /var/tmp: the guest has its own.
 work=$(mktemp -d "${kernel%/*}/kmod.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 "$ROOT/scripts/vm/kmod-build.sh" "$version" "$work" || exit $?
@@ -30,7 +30,7 @@ done
 [[ $program == bench ]] && program=$work/test/window_bench
 read -r -a program <<<"$program"
 
-# Faults of the device are what some tests make; the guest looks into its log itself.
+# Some tests cause faults of the device; the guest checks its log itself.
 passed=0 failed=0
 for name; do
     case $name in
@@ -46,7 +46,7 @@ for name; do
     if [[ $(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/out-$name" | tail -n 1) =~ ^([0-9]+)\ passed,\ ([0-9]+) ]]; then
         passed=$((passed + BASH_REMATCH[1])) of_tests=${BASH_REMATCH[2]}
     fi
-    # Without a failed test: the module was not left, the kernel complained, or the machine did not come to the end.
+    # No test failed, but a module could not be removed, the kernel complained, or the machine did not come to the end.
     ((status == 0 || of_tests > 0)) || of_tests=1
     failed=$((failed + of_tests))
 done

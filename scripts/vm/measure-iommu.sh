@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The figures of docs/kmod-iommu.md, in virtual machines: what windows cost behind an Intel and an AMD IOMMU (kmod-iommu/test/window_bench.c), and, in
-# the same machine, what a window by on-demand paging costs beside pinned memory over rdma_rxe (fs-common/examples/odp_window.rs). Medians of five rounds, with the least
-# and the most; what is compared is measured in turn.
+# Makes the figures of docs/kmod-iommu.md, in virtual machines: the costs of windows behind an Intel and an AMD IOMMU
+# (kmod-iommu/test/window_bench.c), and, in the same machine, the costs of a window by on-demand paging beside pinned memory, over rdma_rxe
+# (fs-common/examples/odp_window.rs). Medians of five rounds, with the least and the most; what is compared is measured in turn.
 # usage: measure-iommu.sh         on 7.2, which has on-demand paging
-# Exit status 3: no virtual machine can be had here.
+# Exit status 3: this machine can run no virtual machine.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 

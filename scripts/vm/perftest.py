@@ -9,13 +9,13 @@ import time
 
 PROGRAM, ROUNDS = sys.argv[1], int(sys.argv[2])
 ADDRESS, PORT = "10.9.0.1", 7950
-# What soft-RoCE does in a second or so without KVM.
+# Iterations that soft-RoCE does in about a second without KVM.
 ITERATIONS = {
     ("bw", 64): 4000, ("bw", 4096): 2000, ("bw", 1 << 20): 100,
     ("lat", 64): 1000, ("lat", 4096): 1000, ("lat", 1 << 20): 40,
 }
 SIZES = [64, 4096, 1 << 20]
-# The aims: so much of perftest's bandwidth, so many times its median latency.
+# The aims: at least this part of perftest's bandwidth, at most this multiple of its median latency.
 LEAST_BANDWIDTH, MOST_LATENCY = 0.8, 1.25
 
 
@@ -28,7 +28,7 @@ def perftest(verb, what, size):
             client = subprocess.run(tool + [ADDRESS], capture_output=True, text=True, timeout=300)
             if client.returncode == 0:
                 break
-            # Not listening yet.
+            # The other side does not listen yet.
             time.sleep(0.05)
         for line in client.stdout.splitlines():
             words = line.split()
@@ -62,7 +62,7 @@ def main():
     found = {test: ([], []) for test in tests}
     for round_ in range(ROUNDS):
         for test in tests:
-            # Whoever runs first has a warm or a cold cache: they take turns.
+            # The first one may have a warm or a cold cache, so they alternate.
             runs = [(0, perftest), (1, ours)]
             for who, run in runs if round_ % 2 == 0 else reversed(runs):
                 found[test][who].append(run(*test))

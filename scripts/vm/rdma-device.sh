@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# In the guest, for `source`: a soft-RoCE device rxe0 on a dummy interface with addresses 10.9.0.1 and 10.9.0.2. GID 1 is RoCE v2 of the first;
-# 4200 bytes of an Ethernet frame hold a path MTU of 4096.
+# In the guest, for `source`: makes a soft-RoCE device rxe0 on a dummy interface with addresses 10.9.0.1 and 10.9.0.2. GID 1 is RoCE v2 of the first;
+# Ethernet frames of 4200 bytes have room for a path MTU of 4096.
 for module in ib_uverbs rdma_ucm rdma_rxe dummy; do
     modprobe "$module" || return 1
 done

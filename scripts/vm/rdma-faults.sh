@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# In the guest, for rdma-suites.sh: a server and two mounts over two soft-RoCE devices and a switch (rdma-pair.sh). While files are written, read
-# and compared, packets are lost, late, doubled, out of order and damaged, the switch is off, cables are pulled, and the server is killed.
+# Runs in the guest, for rdma-suites.sh: a server and two mounts over two soft-RoCE devices and a switch (rdma-pair.sh). While files are written, read
+# and compared, packets are lost, delayed, duplicated, reordered and damaged, the switch is turned off, cables are pulled, and the server is killed.
 # usage: rdma-faults.sh            CUTTLEFS_FAULT_OPS=N: fsx operations under each fault (500); last line: N passed, N failed
 here=$(cd "$(dirname "$0")" && pwd)
 export CUTTLEFS_RDMA_ADDRESS=10.9.0.1
@@ -35,14 +35,14 @@ punch_hole = 3
 copy_file_range = 3
 TOML
 
-# A file against fsx's model through one mount, and a tree through both. `$1` names what is left.
+# Compares a file with fsx's model through one mount, and a tree through both. `$1` names the files that are left.
 work() {
     fsx -f "$WORK/fsx.toml" -N "$operations" -S "$RANDOM" -P "$WORK" "$MNT/fsx-$1" || return 1
     cp -r "$WORK/tree" "$MNT/tree-$1" && diff -r "$WORK/tree" "$OTHER/tree-$1"
 }
 check "without a fault" work calm
 
-# on_both netem ARGUMENTS: what goes either way.
+# on_both netem ARGUMENTS: affects packets in both directions.
 bad_cables() {
     local name=$1 end status
     shift
@@ -58,7 +58,7 @@ check "one in five overtakes others" bad_cables order delay 1ms reorder 20% 50%
 check "one in fifty comes twice" bad_cables twice duplicate 2%
 check "one in two hundred has a wrong bit" bad_cables damaged corrupt 0.5%
 
-# away SECONDS DEVICE: it is down in the midst of the work.
+# away SECONDS DEVICE: takes the device down in the middle of the work.
 away() {
     local seconds=$1 device=$2 worker status
     work "$device-$seconds" &

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# In the guest, for rdma-test.sh: runs the tests over RDMA hardware of these test binaries; `mount` stands for rdma-mount.sh.
+# Runs in the guest, for rdma-test.sh: runs the tests over RDMA hardware in these test binaries; `mount` stands for rdma-mount.sh.
 # usage: rdma-guest.sh TEST-BINARY...             Last line: N passed, N failed.
 set -u
 here=$(dirname "$0")
@@ -14,7 +14,7 @@ for binary; do
         pattern='^([0-9]+) passed, ([0-9]+) failed$'
     else
         echo "== ${binary##*/}"
-        # The names of such tests have `rdma` in them. One at a time: without KVM two make each other wait.
+        # The names of such tests contain `rdma`. One at a time: without KVM two would delay each other.
         "$binary" --ignored --test-threads 1 rdma 2>&1 | tee "$output"
         status=${PIPESTATUS[0]}
         pattern='^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed;'
@@ -23,13 +23,13 @@ for binary; do
     of_binary=0
     if [[ $(grep -E "$pattern" "$output" | tail -n 1) =~ $pattern ]]; then
         passed=$((passed + BASH_REMATCH[1])) of_binary=${BASH_REMATCH[2]}
-        # None of its tests is for hardware: it was built without.
+        # None of its tests uses hardware: it was built without the feature.
         ((BASH_REMATCH[1] + BASH_REMATCH[2] > 0)) || of_binary=1
     fi
     ((status == 0 || of_binary > 0)) || of_binary=1
     failed=$((failed + of_binary))
 done
-# What the kernel said of itself.
+# The kernel's messages.
 if dmesg | grep -E -A20 'BUG:|WARNING:|Oops|Call Trace'; then
     echo "FAIL  the guest's kernel complained"
     failed=$((failed + 1))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# In the guest: a server and two mounts over rdma_rxe, as a user has them, and a third over another link. Files go through one mount and are
-# compared through the others, behind a killed server and lost packets, too.
+# Runs in the guest: a server and two mounts over rdma_rxe, as a user runs them, and a third mount over another link. Files are written through one
+# mount and compared through the others, also after the server is killed and while packets are lost.
 # usage: run.sh -r -- rdma-mount.sh FOLDER [ENDPOINT]
-#   FOLDER has cuttlefsd and cuttlefs, built with the feature `verbs`. Another endpoint, as tcp://127.0.0.1:7950, is for a comparison on any machine.
+#   FOLDER has cuttlefsd and cuttlefs, built with the feature `verbs`. Another endpoint, such as tcp://127.0.0.1:7950, is for comparisons.
 set -uo pipefail
 programs=$1
 work=$(mktemp -d)
@@ -35,7 +35,7 @@ serve() {
     "$programs/cuttlefsd" serve --pool "$work/pool" --memory 64M "${listen[@]}" --trust-clients >>"$work/server.log" 2>&1 &
     server=$!
     for ((i = 0; i < 300; i++)); do
-        # The log is of all that were started.
+        # The log has the messages of all servers that were started.
         (($(grep -c ": listening endpoint=$endpoint" "$work/server.log") >= launches)) && return 0
         kill -0 "$server" || return 1
         sleep 0.1
@@ -56,7 +56,7 @@ check "a mount" mount_at "$work/one"
 check "another" mount_at "$work/two"
 cp -r /usr/include/linux "$work/tree"
 status_of() { "$programs/cuttlefs" status "$1" --all; }
-# A figure of a mount or its server; of both, the server's.
+# Prints a figure of a mount or its server; if both have it, the server's.
 figure() { status_of "$1" | sed -n "s/^ *$2: *//p" | tail -n 1; }
 copy() { cp -r "$work/tree" "$work/one/tree" && sync -f "$work/one"; }
 check "a tree of $(find "$work/tree" -type f | wc -l) files is copied" copy
@@ -69,8 +69,8 @@ again() { echo 3 >/proc/sys/vm/drop_caches && cmp "$work/large" "$work/two/large
 check "and read again" again
 direct() { dd if="$work/two/large" of=/dev/null bs=4k count=2000 iflag=direct; }
 check "in pieces of 4 KiB past the page cache" direct
-# Pages that are read again and again come into frames, and are read one-sidedly then: the client fetches hardly any.
-# The mount's, which come first.
+# Pages that are read again and again are promoted into frames, and then read one-sidedly: the client fetches hardly any.
+# The mount's figures, which come first.
 fetches() { status_of "$work/two" | sed -n 's/^ *sparse fetches: *//p' | head -n 1; }
 read_often() {
     for ((round = 0; round < $1; round++)); do
@@ -85,8 +85,8 @@ hot() {
     cmp -n 262144 "$work/large" "$work/two/large" && ((after - before < 64))
 }
 check "pages that are read again and again are read one-sidedly" hot
-# The client counts what it reads so, and the server pulls the counts once a second. Counts of a file that is closed by then are lost, so one
-# program has it open all the time.
+# The client counts its one-sided reads, and the server pulls the counts once a second. Counts of a file that is closed by then are lost, so one
+# program keeps it open all the time.
 read_on() {
     exec python3 - "$1" <<'PYTHON'
 import mmap, os, sys, time
@@ -122,7 +122,7 @@ hardware_is_told() {
     local told
     told=$("$programs/cuttlefs" status "$work/two") || return 1
     echo "$told"
-    # The server's and the mount's.
+    # The server's counters and the mount's.
     (($(grep -c 'rxe0 port 1 (Ethernet), GID 1 ::ffff:10.9.0.1, path MTU 4096' <<<"$told") == 2)) || return 1
     told=$(status_of "$work/two")
     echo "$told"
@@ -130,7 +130,7 @@ hardware_is_told() {
 }
 by_another_link() {
     mount_at "$work/three" "$other" && diff -r "$work/tree" "$work/three/tree" && cmp "$work/large" "$work/three/large" || return 1
-    # Both ways: the server pulls a large write over the one RNIC and pushes it over the other.
+    # In both directions: the server pulls a large write over one RNIC and pushes it over the other.
     head -c 5M /dev/urandom >"$work/three/from-tcp" && cp "$work/three/from-tcp" "$work/from-tcp" && cmp "$work/from-tcp" "$work/one/from-tcp" || return 1
     head -c 5M /dev/urandom >"$work/two/from-rdma" && cp "$work/two/from-rdma" "$work/from-rdma" && cmp "$work/from-rdma" "$work/three/from-rdma"
 }
@@ -139,7 +139,7 @@ by_a_named_gid() {
     "$programs/cuttlefs" status "$work/four"
     "$programs/cuttlefs" status "$work/four" | grep -q 'its RNIC .*GID 2 ::ffff:10.9.0.2' || return 1
     timeout 30 umount "$work/four" || return 1
-    # One that is not there is told.
+    # A device that does not exist is reported.
     "$programs/cuttlefs" status "rdma://10.9.0.2:7952?device=rxe7" --key "$work/pool/key" >"$work/refused" 2>&1 && return 1
     grep 'no port 1 of an RDMA device rxe7' "$work/refused"
 }
@@ -155,8 +155,8 @@ again_after_a_kill() {
     serve && echo more >>"$work/one/tree/types.h" && echo more >>"$work/tree/types.h" && diff -r "$work/tree" "$work/two/tree"
 }
 check "the server is killed and started again: mounts go on" again_after_a_kill
-# Packets between addresses of one machine go through lo. Taking the interface down instead leaves rdma_rxe's connection manager in error
-# for good (6.12: its queue pair 1), so that nobody connects any more.
+# Packets between addresses of one machine go through lo. To take the interface down instead would leave rdma_rxe's connection manager in an error for
+# good (6.12: its queue pair 1), so that nobody could connect any more.
 lossy() {
     local percent=$1
     shift
@@ -192,7 +192,7 @@ stop() {
 }
 check "all ends" stop
 check "the pool is sound" "$programs/cuttlefsd" fsck --pool "$work/pool"
-# Last, for rdma_rxe's connection manager may never answer again (above): who connects then is told so at his deadline.
+# This is the last check, since rdma_rxe's connection manager may never answer again (above): a client that connects then is told so at its deadline.
 no_answer_is_said() {
     serve && mount_at "$work/five" || return 1
     dd if=/dev/zero of="$work/five/during" bs=64k count=300 status=none &
@@ -204,10 +204,10 @@ no_answer_is_said() {
     timeout 120 "$programs/cuttlefs" status "$endpoint" --key "$work/pool/key" >"$work/said" 2>&1
     ended=$?
     cat "$work/said"
-    # It answers, or it is said that it does not.
+    # The server answers, or the client reports that it does not.
     ((ended == 0)) || { ((ended != 124)) && grep -q 'no answer came in time\|no way there was found in time' "$work/said"; }
 }
-# By request only: behind it the kernel may not let go of what hangs in its connection manager, and the machine not turn itself off.
+# Only on request: after it the kernel may never release the connections in its connection manager, and the machine may not turn itself off.
 if [[ $endpoint == rdma://* && -n ${CUTTLEFS_RDMA_DOWN:-} ]]; then
     check "an interface goes down: a client that connects then is answered, or told that nothing came" no_answer_is_said
     "$programs/cuttlefs" umount -f "$work/five" >/dev/null 2>&1

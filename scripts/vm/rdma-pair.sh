@@ -1,16 +1,17 @@
 # shellcheck shell=bash
-# In the guest, for `source`: two soft-RoCE devices with a switch between them, so that packets cross a link that can lose them, and go down.
+# In the guest, for `source`: makes two soft-RoCE devices with a switch between them, so that packets cross a link that can lose them, and go down.
 #
 #   rxe0 on rnic0, 10.9.0.1  --veth--  port0 [switch0] port1  --veth--  rnic1, 10.9.0.2, rxe1
 #
-# Packets to an address of this machine's own go through the machine itself, unless rules for routes say otherwise. What comes in from a device
-# is for this machine (pref 10); what goes to either address leaves by the other one's device (pref 20); then comes what the kernel has first of all.
+# Packets to one of this machine's own addresses stay in the machine, unless routing rules say otherwise. Packets that come in from a device are for
+# this machine (pref 10); packets to either address leave by the other address's device (pref 20); then follows the rule that the kernel normally has
+# first.
 for module in ib_uverbs rdma_ucm rdma_rxe veth bridge sch_netem; do
     modprobe "$module" || return 1
 done
 ip link set lo up
 ip link add switch0 type bridge && ip link set switch0 mtu 4200 up || return 1
-# Who has a neighbour's address keeps it, and no port waits for a spanning tree.
+# No port waits for a spanning tree; each end keeps its neighbour's address.
 ip link set switch0 type bridge stp_state 0 forward_delay 0 || return 1
 for end in 0 1; do
     ip link add "rnic$end" type veth peer name "port$end" || return 1

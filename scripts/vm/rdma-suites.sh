@@ -3,8 +3,9 @@
 # usage: rdma-suites.sh [SUITE...]     without names: pjdfstest, fsx, kill, faults. `faults` is rdma-faults.sh, all others scripts/suites/NAME.sh.
 #   CUTTLEFS_BIN          the programs, built with RDMA hardware (target/release)
 #   CUTTLEFS_VM_LIMIT_S   each machine's time (7200)
-# Without KVM they take hours (fsx does some 15 operations a second on a busy machine); `faults` 10 minutes, 22 on a busy one. Last line: N passed, N failed. Logs: target/test-logs/NAME-rdma.log.
-# Exit status 3: no virtual machine can be had here.
+# Without KVM they take hours (fsx does some 15 operations a second on a busy machine); `faults` takes 10 minutes, 22 on a busy one. Last line: N
+# passed, N failed. Logs: target/test-logs/NAME-rdma.log.
+# Exit status 3: this machine can run no virtual machine.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 cd "$ROOT" || exit 1
@@ -14,13 +15,13 @@ cd "$ROOT" || exit 1
 "$ROOT/scripts/vm/fetch.sh" >/dev/null || exit $?
 logs=$CARGO_TARGET_DIR/test-logs
 mkdir -p "$logs"
-# What the devices counted tells a slow link from a lossy one: retransmissions where nothing is lost are a fault.
+# The devices' counters distinguish a slow link from a lossy one: retransmissions on a link without losses are a fault.
 # shellcheck disable=SC2016
 in_guest='"$@"; status=$?; grep . /sys/class/infiniband/*/ports/1/hw_counters/* | grep -v ":0$" | sed "s/.*infiniband.//"; exit $status'
 passed=0 failed=0
 for suite; do
     command=(bash "$ROOT/scripts/suites/$suite.sh" rdma) device=(-r)
-    # It makes devices of its own.
+    # The suite makes devices of its own.
     [[ $suite == faults ]] && command=(bash "$ROOT/scripts/vm/rdma-faults.sh") device=()
     began=$SECONDS
     CUTTLEFS_RDMA_ADDRESS=10.9.0.1 "$ROOT/scripts/vm/run.sh" ${device[@]+"${device[@]}"} -m 4096 -t "${CUTTLEFS_VM_LIMIT_S:-7200}" -- \

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Everything that runs over RDMA hardware's interface, in a virtual machine with soft-RoCE: the tests that are ignored elsewhere, then a server and
-# two mounts (rdma-mount.sh). Last line: N passed, N failed.
+# Runs all tests over RDMA hardware's interface, in a virtual machine with soft-RoCE: the tests that are ignored elsewhere, then a server and two
+# mounts (rdma-mount.sh). Last line: N passed, N failed.
 # usage: rdma-test.sh [TEST-BINARY-NAME...]       `mount` is one, too; without names, all but page_races, which without KVM hardly races in ten
 #                                                 minutes. $CUTTLEFS_BIN has the programs.
-# Exit status 3: no virtual machine can be had here, or the libraries are missing.
+# Exit status 3: this machine can run no virtual machine, or the libraries are missing.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 cd "$ROOT" || exit 1
 
 # By package, so that cargo builds them as it does for the whole workspace.
-tests=(rdma_semantics hardware_hostile reference_model)
+tests=(rdma_semantics hardware_hostile shared_receives reference_model)
 with_mount=1
 if (($#)); then
     tests=() with_mount=
@@ -33,7 +33,7 @@ if [[ -n $with_mount ]]; then
     [[ -x $CUTTLEFS_BIN/cuttlefsd && -x $CUTTLEFS_BIN/cuttlefs ]] || die "no binaries in $CUTTLEFS_BIN; build them (cargo build --release) or set CUTTLEFS_BIN"
     binaries+=(mount)
 fi
-# A failure in there is a failure, whatever its status.
+# A failure in the guest is a failure, whatever its exit status.
 CUTTLEFS_RDMA_ADDRESS=10.9.0.1 "$ROOT/scripts/vm/run.sh" -r -t "${CUTTLEFS_VM_LIMIT_S:-1140}" -- bash "$ROOT/scripts/vm/rdma-guest.sh" "${binaries[@]}"
 status=$?
 ((status == 0)) && exit 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs one command in a virtual machine with a kernel of its own (QEMU without KVM; about 8 s beside the command). The guest sees this machine's
-# files, read-only with a tmpfs above them; programs of this machine run there unchanged. Its exit status is the command's.
+# Runs one command in a virtual machine with a kernel of its own (QEMU without KVM; about 8 s in addition to the command). The guest sees this
+# machine's files, read-only with a tmpfs above them; programs of this machine run there unchanged. The exit status is that of the command.
 # usage: run.sh [-r] [-l] [-n MIB] [-t SECONDS] [-m MIB] [-c CORES] [-k VERSION] [-K KERNEL-ARGUMENTS] [-M MACHINE] [-D DEVICE]... [-o FOLDER] [--] COMMAND...
 #   -r  with an RDMA device: soft-RoCE (rdma_rxe) on a dummy interface, rdma-device.sh says how
 #   -l  with a newer libibverbs than this machine's, which knows FLUSH (fetch-verbs.sh): the command is a program
@@ -9,8 +9,8 @@
 #   -k  kernel: 6.12 (unless told otherwise), 7.2, or as fetch.sh names it       -K  more kernel arguments
 #   -M  QEMU's machine, for example q35    -D  a device of QEMU, for example edu
 #   -o  a folder that the guest can write, at the same path there
-# Variables whose names begin with CUTTLEFS_ or RUST_ are passed on, but for CUTTLEFS_SUITE_TMP: the guest's /tmp and /var/tmp are its own.
-# Exit status 3: no virtual machine can be had here; 124: it took too long.
+# Variables whose names begin with CUTTLEFS_ or RUST_ are passed on, except CUTTLEFS_SUITE_TMP: the guest has its own /tmp and /var/tmp.
+# Exit status 3: this machine can run no virtual machine; 124: the time limit was reached.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
@@ -39,7 +39,7 @@ kernel=$("$ROOT/scripts/vm/fetch.sh" ${version:+"$version"}) || exit $?
 if [[ -n $verbs ]]; then
     verbs=$("$ROOT/scripts/vm/fetch-verbs.sh") || exit $?
 fi
-# Below scripts/test.sh's own directory, so that it finds a machine that is left of an interrupted run.
+# Below scripts/test.sh's own directory, so that it finds a machine that an interrupted run left.
 work=$(mktemp -d "${CUTTLEFS_SUITE_TMP:-/var/tmp}/cft-vm.XXXXXX") || exit 1
 machine_pid=
 trap '[[ -z $machine_pid ]] || kill "$machine_pid" 2>/dev/null; rm -rf "$work"' EXIT
@@ -49,12 +49,12 @@ trap 'exit 143' TERM HUP
 mkdir -p "$out" && rm -f "$out/status"
 if [[ -n $nvdimm ]]; then
     truncate -s "${nvdimm}M" "$work/nvdimm" || exit 1
-    # A slot of its own for the NVDIMM, with as much again for what QEMU aligns.
+    # A memory slot of its own for the NVDIMM, and twice its size, because QEMU aligns it.
     machine+=,nvdimm=on memory+=,slots=2,maxmem=$((memory + 2 * nvdimm))M
     devices+=(-object "memory-backend-file,id=nvdimm,share=on,mem-path=$work/nvdimm,size=${nvdimm}M" -device nvdimm,memdev=nvdimm)
 fi
 {
-    # What the caller has set.
+    # The variables that the caller has set.
     while IFS= read -r name; do
         printf 'export %s=%q\n' "$name" "${!name}"
     done < <(compgen -e | grep -E '^(CUTTLEFS_|RUST_)' | grep -v '^CUTTLEFS_SUITE_TMP$')
@@ -65,10 +65,10 @@ fi
     printf '%q ' "$@"
     echo
 } >"$out/job"
-# Line by line: who watches a long run sees where it is.
+# Line by line, to show the progress of a long run.
 exec {console}> >(sed -u 's/\r$//')
 console_pid=$!
-# 9p has no socket files and no room to write: what a command makes, it makes in /tmp.
+# 9p has no socket files and no room to write: commands write to /tmp.
 # no_timer_check: on a busy machine the kernel finds that its timer does not tick, and gives up.
 timeout -k 5 "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp "$cores" -m "$memory" -machine "$machine" \
     -nographic -no-reboot -nodefaults -serial stdio \

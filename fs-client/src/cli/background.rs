@@ -26,20 +26,20 @@ use std::sync::Mutex;
 /// The hidden option that marks the detached process.
 pub(super) const DETACHED_OPTION: &str = "--detached";
 
-/// Tells whoever started the command how it goes.
+/// Reports the progress of a command to the one who started it.
 pub(super) struct Reporter {
-    /// `None`: a person at a terminal.
+    /// `None`: the command runs in the foreground, and reports to the terminal.
     pipe: Option<Mutex<std::io::Stdout>>,
 }
 
 impl Reporter {
-    /// For this process: `detached` as its hidden option says.
+    /// A reporter for this process. If it is `detached`, as its hidden option says, it leaves the session and the working directory.
     pub(super) fn new(detached: bool) -> anyhow::Result<Self> {
         if !detached {
             return Ok(Self { pipe: None });
         }
-        // Fails only for a leader of a process group, which a spawned process is not; then nothing is lost but
-        // that a closed terminal ends us.
+        // Fails only for a leader of a process group, which a spawned process is not. If it fails, a closed terminal ends this process, and nothing
+        // else is lost.
         if let Err(error) = rustix::process::setsid() {
             tracing::warn!(%error, "cannot leave the session");
         }
@@ -47,14 +47,14 @@ impl Reporter {
         Ok(Self { pipe: Some(Mutex::new(std::io::stdout())) })
     }
 
-    /// Something takes time.
+    /// Reports that something takes time.
     pub(super) fn progress(&self, text: &str) {
         if self.report('P', text).is_err() || self.pipe.is_none() {
             cuttlefs_common::tell!("{text}");
         }
     }
 
-    /// It runs. An error means that nobody waits any more.
+    /// Reports that the command runs. An error means that nobody waits for the report any more.
     pub(super) fn ready(&self, text: &str) -> anyhow::Result<()> {
         if self.pipe.is_none() {
             cuttlefs_common::say!("{text}");
@@ -62,19 +62,19 @@ impl Reporter {
         self.report('R', text).context("the process that started this one is gone")
     }
 
-    /// Whether whoever started this process still waits for what it reports.
+    /// Whether the process that started this one still waits for its report.
     pub(super) fn is_awaited(&self) -> bool {
         let Some(pipe) = &self.pipe else {
             return true;
         };
         let pipe = pipe.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut ends = [PollFd::new(&*pipe, PollFlags::empty())];
-        // A pipe that nobody reads is an error to who would write.
+        // poll(2) reports an error on a pipe that nobody reads any more.
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut ends, Some(&now)).is_err() || !ends[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Passes a failure on to where it is seen; the error is returned for the log too.
+    /// Reports a failure to where it is seen. Returns the error, for the log.
     pub(super) fn failed(&self, error: anyhow::Error) -> anyhow::Error {
         let _ = self.report('E', &explain(error.as_ref()));
         error
@@ -88,13 +88,13 @@ impl Reporter {
         for line in text.lines() {
             writeln!(pipe, "{kind} {line}")?;
         }
-        // An empty line ends a report, so that an error may have several.
+        // An empty line ends a report, so that an error may have several lines.
         writeln!(pipe)?;
         pipe.flush()
     }
 }
 
-/// Starts this binary with `arguments`, detached, and waits for its report: what is to be said now that it runs.
+/// Starts this binary with `arguments`, detached, and waits for its report. Returns the text to print now that it runs.
 pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result<String> {
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     let log_file = run_state::private(OpenOptions::new().create(true).append(true), log)

@@ -19,10 +19,10 @@ pub struct BenchArgs {
     arguments: Vec<OsString>,
 }
 
-/// Becomes the other program.
+/// Replaces this process by `cuttlefs-bench`.
 ///
 /// # Errors
-/// It is not there, or does not start.
+/// The program does not exist, or does not start.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let program = programs::bench()?;
     let error = Command::new(&program).args(&args.arguments).exec();

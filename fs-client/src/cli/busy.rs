@@ -4,10 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Processes named in an error at most.
+/// The most processes that an error names.
 const MAX_NAMED: usize = 8;
 
-/// The processes that use something at or below a mount point, for people; `None` if none can be seen.
+/// The processes that use a file at or below a mount point, as text for people; `None` if none can be seen.
 pub(super) fn users(mountpoint: &Path) -> Option<String> {
     let processes = fs::read_dir("/proc").ok()?;
     let mut found: Vec<String> = processes

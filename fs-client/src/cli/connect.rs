@@ -14,29 +14,29 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a client tells the server when it mounts.
+/// The options of a mount that concern its volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeOptions {
-    /// Directory of the export to see as root; empty: the export's root.
+    /// The directory of the export to mount; empty: the export's root.
     pub subtree: Vec<u8>,
-    /// For people, in the server's status: host name and mount point.
+    /// A label for people, in the server's status: host name and mount point.
     pub label: String,
-    /// Nothing will be changed.
+    /// Whether nothing will be changed.
     pub read_only: bool,
-    /// Nothing may be cached (`cache=none`).
+    /// Whether nothing may be cached (`cache=none`).
     pub uncached: bool,
-    /// Requests that can be in flight at once: threads of the mount.
+    /// The number of requests that can be in flight at once: the threads of the mount.
     pub threads: usize,
-    /// Who the server has to be.
+    /// How the right server is recognized.
     pub trust: Trust,
 }
 
-/// How a server is known for the one that is meant.
+/// How the right server is recognized.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trust {
-    /// The file of the key that is shown over tcp; `None`: in plain.
+    /// The file of the key that is shown over tcp; `None`: the connection is in plain.
     pub key: Option<PathBuf>,
-    /// Who may serve over shm and unix, besides root and the user who asks.
+    /// The user who may serve over shm and unix, besides root and the calling user.
     pub server_user: Option<u32>,
 }
 
@@ -45,19 +45,18 @@ pub struct Trust {
 #[error("{0}")]
 pub struct NotThere(pub String);
 
-/// Reaches servers; a trait so that the command is tested without one.
+/// Reaches servers. A trait, so that the command can be tested without a server.
 pub trait Backend: Sync {
-    /// Opens a session and gives its volume. Blocks until the server has answered, and does not wait for a server
-    /// that is not there.
+    /// Opens a session and returns its volume. Waits for the answer of a server that is there, and not for a server that is not.
     ///
     /// # Errors
-    /// For people: what could not be reached or was refused, and what to do; [`NotThere`] if it may come.
+    /// A text for people that says what failed and what to do; [`NotThere`] if the server may come later.
     fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>>;
 
     /// The server's status as JSON.
     ///
     /// # Errors
-    /// As above.
+    /// As `connect_volume`.
     fn server_status(&self, server: &Endpoint, trust: &Trust) -> anyhow::Result<String>;
 }
 
@@ -75,7 +74,7 @@ impl Backend for Network {
 }
 
 impl Network {
-    /// As `connect_volume`, with what only a volume on a server can do.
+    /// As `connect_volume`, but returns the type of a volume on a server, with all its methods.
     ///
     /// # Errors
     /// As `connect_volume`.
@@ -89,7 +88,7 @@ impl Network {
     }
 }
 
-/// Has `connect` reach the server; its errors say what to do.
+/// Reaches the server by `connect`. The errors say what to do.
 fn reach<T>(
     server: &Endpoint,
     options: &VolumeOptions,
@@ -118,7 +117,7 @@ fn reach<T>(
             };
             if source.kind() == ErrorKind::PermissionDenied { anyhow!(text) } else { NotThere(text).into() }
         }
-        // One that is about to stop is about to be started again.
+        // A server that is stopping may be about to be started again.
         RdmaError::Handshake { .. } => NotThere(format!(
             "{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping"
         ))
@@ -127,7 +126,7 @@ fn reach<T>(
     })
 }
 
-/// Whether something else than such a server is at an endpoint's path, and what to write.
+/// If something else than a server of this scheme is at the endpoint's path, says what it is and what to write.
 fn wrong_kind(server: &Endpoint, error: &std::io::Error) -> Option<String> {
     let (path, other) = match server {
         Endpoint::Shm(path) => (path, "unix"),
@@ -154,7 +153,7 @@ fn wrong_kind(server: &Endpoint, error: &std::io::Error) -> Option<String> {
     ))
 }
 
-/// What to do when a server cannot be reached; `None`: the error says so.
+/// What to do when a server cannot be reached; `None` if the error says that.
 fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
     Some(match (server, kind) {
         (Endpoint::Shm(_), ErrorKind::PermissionDenied) => {
@@ -164,7 +163,7 @@ fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
             "you may not reach this path: ask whoever runs the server for the folder's mode, or mount its tcp:// endpoint"
                 .to_owned()
         }
-        // Somebody is there who does not want us, or the name means nothing: both say why.
+        // A server is there that refuses, or the name is unknown: the error says why.
         (
             Endpoint::Tcp { .. } | Endpoint::Rdma { .. },
             ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable,
@@ -177,13 +176,13 @@ fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
     })
 }
 
-/// An RNIC for connections to a server that is to be trusted so.
+/// An RNIC for connections to a server that must be trusted in this way.
 ///
 /// # Errors
 /// The key file cannot be used.
 pub fn device(server: &Endpoint, trust: &Trust) -> anyhow::Result<Arc<dyn Device>> {
     let tcp = match (server, &trust.key) {
-        // Over the others the kernel says who is there.
+        // Over the other links the kernel says who the server is.
         (Endpoint::Tcp { .. } | Endpoint::Rdma { .. }, Some(file)) => {
             TcpSecurity::Keys(ClusterKeys::new(vec![ClusterKey::read_file(file)?])?)
         }

@@ -46,7 +46,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
     if mount_ended.is_err() && !args.force {
         return mount_ended;
     }
-    // The mount's process stops its server; this is for one that could not.
+    // The mount's process stops its server. This stops a server whose mount's process could not do that.
     if let Some(server) = state.server {
         stop_leftover(server, args.force)?;
     }
@@ -55,7 +55,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops a server that is no child of this process.
+/// Stops a server that is not a child of this process.
 pub(super) fn stop_leftover(server: ProcessId, force: bool) -> anyhow::Result<()> {
     let Some(process) = server.find()? else {
         return Ok(());

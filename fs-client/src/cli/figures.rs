@@ -1,12 +1,12 @@
 //! The figures of a mount, from the process that serves it to `cuttlefs status`.
 //!
-//! A Unix socket in the runtime directory, named after the mount point: a client of it writes one line with its wish ([`Ask`]),
-//! and gets one JSON object and the end of the file. One connection at a time, served by a thread that does nothing else and
-//! waits for no server. Its directory's owner alone may connect.
+//! The figures are served over a Unix socket in the runtime directory, which is named after the mount point. A client writes one line with its
+//! request ([`Ask`]), and reads one JSON object up to the end of the file. A thread serves one connection at a time, does nothing else, and waits for
+//! no server. Only the owner of the directory may connect.
 //!
 //! # Failure
-//! A mount whose socket cannot be made goes on without, with a warning. A socket left by a killed process, or by one that is
-//! about to end, is taken over by the next mount at the place; there is no answer on it until then.
+//! A mount whose socket cannot be made goes on without it, with a warning. A socket that a killed process has left, or whose process is about to end,
+//! is replaced by the next mount at the place; until then nobody answers on it.
 
 use super::last_sync::LastSync;
 use super::run_state;
@@ -27,21 +27,21 @@ use std::time::Duration;
 
 /// How long either side waits for the other: both are on this machine and have nothing to wait for.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// Longest answer: some dozens of figures. A longer one is not ours.
+/// The longest answer: some dozens of figures. A longer one is not from a mount.
 const MAX_ANSWER_BYTES: u64 = 64 * 1024;
-/// Longest question.
+/// The longest request.
 const MAX_ASK_BYTES: u64 = 16;
 /// Pause after a failed accept, so that a lasting failure (no descriptors) does not spin.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// What is asked of a mount's process; it answers with its figures in any case.
+/// A request to a mount's process, which answers each with its figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// Nothing else.
+    /// Only the figures.
     Figures,
-    /// It is about to be unmounted: what is not durable is to be synced, in the background.
+    /// The mount is about to be unmounted: begins to sync unsynced changes in the background.
     Sync,
-    /// It is about to be forced off: what is not durable is given up.
+    /// The mount is about to be forced off: gives the unsynced changes up.
     GiveUp,
 }
 
@@ -57,36 +57,42 @@ impl Ask {
     }
 }
 
-/// How a mount stands, out of its figures.
+/// The condition of a mount, as a part of its figures.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MountCondition {
     server_is_away: bool,
     server_away_seconds: u64,
-    /// What the last attempt to connect came to.
+    /// The error of the last attempt to connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     server_away_because: Option<String>,
+    unheard_seconds: u64,
+    /// Why the connection for heartbeats cannot be made, though the server is not away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unheard_because: Option<String>,
     unsynced_files: u64,
     unsynced_bytes: u64,
-    /// A sync that was asked for is under way.
+    /// Whether a requested sync is under way.
     pub(super) syncing: bool,
 }
 
 impl MountCondition {
     fn of(last_sync: &LastSync) -> Self {
-        // Before the changes are looked at: when it does not run any more, what it has synced is not among them.
+        // Read before the changes: if the sync does not run any more, the changes that it has made durable are not among them.
         let syncing = last_sync.runs();
-        let Condition { away, unsynced } = last_sync.condition();
+        let Condition { away, unheard, unsynced } = last_sync.condition();
         Self {
             server_is_away: away.is_some(),
             server_away_seconds: away.as_ref().map_or(0, |away| away.time.as_secs()),
             server_away_because: away.map(|away| away.because),
+            unheard_seconds: unheard.as_ref().map_or(0, |unheard| unheard.time.as_secs()),
+            unheard_because: unheard.map(|unheard| unheard.because),
             unsynced_files: unsynced.files,
             unsynced_bytes: unsynced.bytes,
             syncing,
         }
     }
 
-    /// What no sync has covered.
+    /// The unsynced changes.
     pub(super) fn unsynced(&self) -> UnsyncedChanges {
         UnsyncedChanges { files: self.unsynced_files, bytes: self.unsynced_bytes }
     }
@@ -97,10 +103,10 @@ impl MountCondition {
     }
 }
 
-/// What the FUSE session has done, by name.
+/// Returns the counts of the FUSE session, by name.
 pub(super) type Figures = Box<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
 
-/// What answers are made of.
+/// The sources of the answers.
 struct Answering {
     mountpoint: PathBuf,
     volume: Arc<dyn Volume>,
@@ -108,19 +114,19 @@ struct Answering {
     edge: Figures,
 }
 
-/// Answers for a mount until it is dropped.
+/// Answers requests for a mount's figures until it is dropped.
 pub(super) struct FiguresSocket {
     path: PathBuf,
-    /// Device and inode of the socket at `path`: another mount may have put its own there since.
+    /// The device and inode of the socket at `path`: another mount may have put its own socket there since.
     made: (u64, u64),
     listener: Arc<UnixListener>,
-    /// Written when dropped, read by the thread after each accept.
+    /// Set when this is dropped, read by the thread after each accept.
     ending: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl FiguresSocket {
-    /// Starts answering; `None`, and a line in the log, if that is not possible.
+    /// Starts to answer; `None`, and a line in the log, if that is not possible.
     pub(super) fn start(
         mountpoint: &Path,
         volume: Arc<dyn Volume>,
@@ -137,7 +143,7 @@ impl FiguresSocket {
     fn try_start(answering: Answering) -> anyhow::Result<Self> {
         let path = socket_of(&answering.mountpoint)?;
         let (listener, made) = run_state::locked(|| {
-            // Of a process that was killed or is ending: the mount point was free, or we would not be here.
+            // The file is of a process that was killed or is ending: the mount point was free, or this process would not be here.
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(error).with_context(|| format!("cannot remove {}", path.display()));
@@ -146,7 +152,8 @@ impl FiguresSocket {
             }
             let listener =
                 UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
-            // Whatever the umask is: nobody listens yet, so who connected in between is heard, and his user is looked at.
+            // Whatever the umask is. Nothing accepts connections yet; a client that has connected in between is served later, after a check of its
+            // user.
             std::fs::set_permissions(&path, Permissions::from_mode(0o600))
                 .with_context(|| format!("cannot close {} to others", path.display()))?;
             let made = identity(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -182,7 +189,7 @@ impl FiguresSocket {
 impl Drop for FiguresSocket {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Release);
-        // Wakes the thread out of `accept`. Should that not work, it is left behind and ends with the process.
+        // Wakes the thread out of `accept`. If that fails, the thread is left behind and ends with the process.
         let woken = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both).is_ok();
         let _ = run_state::locked(|| {
             if identity(&self.path)? == self.made {
@@ -198,14 +205,14 @@ impl Drop for FiguresSocket {
     }
 }
 
-/// Device and inode of what is at a path.
+/// The device and inode of the file at a path.
 fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 impl Answering {
     fn answer(&self, mut connection: UnixStream) {
-        // As root, or as this process: who else has come is told nothing, and does nothing.
+        // Only root and this process's own user are served. Others get no answer and change nothing.
         let is_ours = rustix::net::sockopt::socket_peercred(&connection)
             .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
         if !is_ours {
@@ -241,7 +248,7 @@ impl Answering {
         let mut all = Map::new();
         all.insert("mountpoint".to_owned(), json!(self.mountpoint.to_string_lossy()));
         all.insert("pid".to_owned(), json!(std::process::id()));
-        // There is one where the mount runs in the background.
+        // There is a log if the mount runs in the background.
         if let Some(log) = run_state::file(&self.mountpoint, "log").ok().filter(|log| log.exists()) {
             all.insert("log".to_owned(), json!(log.to_string_lossy()));
         }
@@ -257,7 +264,7 @@ impl Answering {
     }
 }
 
-/// How a mount stands, once it has been asked for something.
+/// Sends a request to a mount and returns its condition.
 ///
 /// # Errors
 /// As `ask`.
@@ -265,10 +272,10 @@ pub(super) fn ask_condition(mountpoint: &Path, what: Ask) -> anyhow::Result<Moun
     serde_json::from_value(ask(mountpoint, what)?).context("the mount is of another version of cuttlefs")
 }
 
-/// Asks a mount's process for something; its figures.
+/// Sends a request to a mount's process and returns its figures.
 ///
 /// # Errors
-/// Nobody answers for it, or not with figures.
+/// No process answers for the mount, or the answer is not a set of figures.
 pub(super) fn ask(mountpoint: &Path, what: Ask) -> anyhow::Result<Value> {
     let path = socket_of(mountpoint)?;
     let mut connection = match UnixStream::connect(&path) {

@@ -1,12 +1,12 @@
-//! The source of the key: `--key`, `-o key=`, the environment.
+//! The choice of the key file: `--key`, `-o key=`, or the environment.
 
 use anyhow::Context;
 use std::path::PathBuf;
 
-/// Names a key file, where neither options nor arguments do.
+/// The variable that names a key file if no option does.
 const KEY_VARIABLE: &str = "CUTTLEFS_KEY";
 
-/// Of what was said, the first; as a path that stays good for a process elsewhere.
+/// The first key file that is given, else that of the environment, as an absolute path, which is valid for a process in another directory, too.
 ///
 /// # Errors
 /// The path cannot be resolved.

@@ -1,6 +1,6 @@
-//! The sync before a mount ends: after a kill of the server, changes that no sync has covered are in the mount's memory alone.
+//! The sync before a mount ends: after a kill of the server, only the mount's memory has the changes that no sync has covered.
 //!
-//! `cuttlefs umount` and `down` ask the mount's process for one (`figures`) and unmount when it is done. Other unmounts (umount(8), a
+//! `cuttlefs umount` and `down` ask the mount's process for a sync (`figures`) and unmount when it is done. Other unmounts (umount(8), a
 //! signal) cannot be refused, so the process syncs after the unmount, and its messages and exit code say what is lost.
 //!
 //! # Bound
@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a mount that is unmounted waits for a server that is away.
+/// How long the end of an unmounted mount waits for a server that is away.
 const LAST_SYNC_LIMIT: Duration = Duration::from_secs(30);
-/// The same, of one that is to end now. A server that is there takes less.
+/// The same for a mount that must end at once. A server that is there takes less time.
 const HURRIED_LIMIT: Duration = Duration::from_secs(2);
-/// Pause between looks at a sync.
+/// The pause between two checks of a sync.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Changes that the end of a mount threw away.
@@ -25,21 +25,20 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 #[error("{changes} are lost: {server} did not take them before the mount ended{}", because.as_ref().map_or_else(String::new, |text| format!(" ({text})")))]
 pub(super) struct Lost {
     changes: UnsyncedChanges,
-    /// Its endpoint.
+    /// The server's endpoint.
     server: String,
-    /// Why, if it is known.
+    /// Why the server did not take them, if that is known.
     because: Option<String>,
 }
 
-/// Syncs a mount's volume for the last time.
+/// The last sync of a mount's volume.
 pub(super) struct LastSync {
     volume: Arc<dyn Volume>,
-    /// A sync is under way. Set by whoever starts one, cleared by its thread (release), which the changes it has made
-    /// durable precede.
+    /// Whether a sync is under way. Set by the one who starts it; cleared by its thread (release) after its changes are durable.
     runs: Arc<AtomicBool>,
-    /// Whoever knows what would be lost does not want it. Only ever set; guards nothing.
+    /// Whether the unsynced changes were given up by someone who was told of them. Only ever set; guards nothing.
     is_given_up: AtomicBool,
-    /// The process is to end. Only ever set; guards nothing.
+    /// Whether the process must end soon. Only ever set; guards nothing.
     is_hurried: AtomicBool,
 }
 
@@ -53,12 +52,12 @@ impl LastSync {
         }
     }
 
-    /// How the mount stands.
+    /// The condition of the mount.
     pub(super) fn condition(&self) -> Condition {
         self.volume.condition()
     }
 
-    /// Begins a sync, if there is something to sync and none is under way.
+    /// Begins a sync, unless there is nothing to sync or one is under way.
     pub(super) fn begin(&self) -> anyhow::Result<()> {
         if self.condition().unsynced == UnsyncedChanges::default() || self.runs.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -81,20 +80,20 @@ impl LastSync {
         self.runs.load(Ordering::Acquire)
     }
 
-    /// What is not synced is thrown away, by whoever was told what it is.
+    /// Gives the unsynced changes up, for someone who was told of them.
     pub(super) fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
 
-    /// There is no time to wait for a server that is away.
+    /// From now on a server that is away is waited for only briefly.
     pub(super) fn hurry(&self) {
         self.is_hurried.store(true, Ordering::Relaxed);
     }
 
-    /// The mount has been unmounted: waits for the sync of what it holds.
+    /// The mount has been unmounted: syncs its changes and waits for that.
     ///
     /// # Errors
-    /// [`Lost`], unless that was given up.
+    /// [`Lost`] with the unsynced changes, unless these were given up.
     pub(super) fn finish(&self, server: &str) -> anyhow::Result<()> {
         let gives_up = || self.is_given_up.load(Ordering::Relaxed);
         if gives_up() {
@@ -106,7 +105,7 @@ impl LastSync {
         while self.runs() && !gives_up() && began.elapsed() < limit() {
             std::thread::sleep(LOOK_AGAIN);
         }
-        let Condition { away, unsynced: changes } = self.condition();
+        let Condition { away, unsynced: changes, .. } = self.condition();
         if gives_up() || changes == UnsyncedChanges::default() {
             return Ok(());
         }

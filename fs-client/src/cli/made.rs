@@ -3,17 +3,17 @@
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 
-/// What was made of a path. Dropped, it is removed, unless it was kept or somebody has put something there.
+/// The directories that were made for a path. If this is dropped they are removed, unless `keep` was called or they are not empty.
 #[derive(Debug)]
 pub(super) struct Made(Vec<PathBuf>);
 
 impl Made {
-    /// Nothing.
+    /// No directories.
     pub(super) fn nothing() -> Self {
         Self(Vec::new())
     }
 
-    /// Makes a directory and those it is in, where they are missing.
+    /// Makes a directory and its missing parents.
     pub(super) fn directory(path: &Path) -> anyhow::Result<Self> {
         let path = std::path::absolute(path).with_context(|| format!("cannot find {}", path.display()))?;
         let missing = |place: &&Path| std::fs::symlink_metadata(place).is_err();
@@ -22,15 +22,15 @@ impl Made {
         Ok(made)
     }
 
-    /// It is wanted.
+    /// Keeps the directories.
     pub(super) fn keep(mut self) {
         self.0.clear();
     }
 
-    /// Removes also what is in the directory, if that was made here. For what was put there in vain, and by nobody else.
+    /// Removes the contents of the directory, too, if the directory was made here. Only for contents that this command alone has put there, in vain.
     pub(super) fn remove_with_contents(self) {
         if let Some(path) = self.0.first() {
-            // Why this is called is what matters.
+            // The error for which this is called matters more.
             let _ = std::fs::remove_dir_all(path);
         }
     }

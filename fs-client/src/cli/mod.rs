@@ -46,9 +46,9 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// Names under which mount(8) calls the command; see `mount_helper`.
+/// The names under which mount(8) calls this command; see `mount_helper`.
 const HELPER_NAMES: [&str; 2] = ["mount.fuse.cuttlefs", "mount.cuttlefs"];
-/// Chooses what is logged, in tracing-subscriber's syntax, such as `debug` or `cuttlefs_client::fuse=debug`.
+/// The variable that chooses what is logged, in tracing-subscriber's syntax, such as `debug` or `cuttlefs_client::fuse=debug`.
 const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 
 /// A distributed file system that turns servers' SSDs into RDMA-attached memory.
@@ -116,13 +116,13 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// A call as `mount.fuse.cuttlefs SPEC DIR ...` becomes `cuttlefs mount-helper SPEC DIR ...`; and so does
-/// `cuttlefs SPEC DIR ...`, which is how libfuse's mount.fuse3 runs what comes after `fuse.` in a type, so that
-/// `mount -t fuse.cuttlefs` works wherever that is installed and nothing of ours but the command itself.
+/// Turns a call as `mount.fuse.cuttlefs SPEC DIR ...` into `cuttlefs mount-helper SPEC DIR ...`, and also `cuttlefs SPEC DIR ...`, because libfuse's
+/// mount.fuse3 runs the part of a type after `fuse.` in this way. So `mount -t fuse.cuttlefs` works wherever libfuse is installed, and needs no file
+/// of ours but the command itself.
 fn as_helper(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let name = arguments.first().map(std::path::Path::new).and_then(|path| path.file_name());
     let is_helper = name.is_some_and(|name| HELPER_NAMES.iter().any(|helper| name == *helper));
-    // No subcommand and no option has a scheme.
+    // Neither a subcommand nor an option contains a scheme.
     let has_endpoint =
         arguments.get(1).and_then(|first| first.to_str()).is_some_and(|first| first.contains("://"));
     if is_helper || has_endpoint {
@@ -133,16 +133,16 @@ fn as_helper(mut arguments: Vec<OsString>) -> Vec<OsString> {
 
 const DEFAULT_FILTER: &str = "warn";
 
-/// From here on what is logged goes to stderr, as the environment says.
+/// Starts the log on stderr, filtered as the environment says.
 pub fn start_logging() {
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
-    // Fails only if a test has set one already, which then serves as well.
+    // Fails only if a test has started one before, which serves as well.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // A background process's log is a file.
+        // The log of a background process is a file.
         .with_ansi(std::io::stderr().is_terminal())
-        // Who cannot write a line goes on without it: to say so on stderr, too, would be a panic where stderr is what fails.
+        // If a line cannot be written, go on without it: a message about that on stderr would be a panic where stderr is what fails.
         .log_internal_errors(false)
         .event_format(Limited::default())
         .try_init();
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_help_of_every_command_is_whole() {
-        // Of both programs.
+        // The commands of both programs.
         let mut commands = vec![Cli::command(), cuttlefs_server::cli::command()];
         while let Some(command) = commands.pop() {
             let name = command.get_name().to_owned();

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pause between attempts to reach a server that is not there.
+/// The pause between attempts to reach a server that is not there.
 const CONNECT_AGAIN: Duration = Duration::from_millis(250);
 
 /// Arguments of `mount`.
@@ -77,9 +77,9 @@ pub(super) fn run(backend: &dyn Backend, args: MountArgs) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Mounts from a process that stays behind; what is to be said of it when it is mounted.
+/// Mounts by a process that stays in the background. Returns the text to print when it is mounted.
 pub(super) fn in_background(args: MountArgs) -> anyhow::Result<String> {
-    // Mistakes are found here, where they are seen, before anything is started.
+    // Find mistakes here, where they are seen, before a process is started.
     let options = parse_options(&args.options)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     let mut arguments =
@@ -125,15 +125,15 @@ pub(super) fn parse_options(lists: &[String]) -> anyhow::Result<MountOptions> {
     Ok(MountOptions::parse(rustix::process::geteuid().is_root(), lists)?)
 }
 
-/// A mount that this process serves, and that SIGINT, SIGTERM and SIGHUP unmount.
+/// A mount that this process serves. SIGINT, SIGTERM and SIGHUP unmount it.
 pub(super) struct ServedMount {
     mounted: Mounted,
     signals: Signals,
     mountpoint: PathBuf,
-    /// Lives as long as the mount is served.
+    /// Answers requests for figures as long as the mount is served.
     figures: Option<FiguresSocket>,
     last_sync: Arc<LastSync>,
-    /// Its endpoint.
+    /// The server's endpoint.
     server: String,
 }
 
@@ -146,7 +146,7 @@ impl ServedMount {
         options: &MountOptions,
         reporter: &Reporter,
     ) -> anyhow::Result<Self> {
-        // Before anything can need cleaning up.
+        // Before anything must be cleaned up.
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
         let wanted = options.volume(mountpoint);
         let volume = connect_in_time(backend, server, &wanted, options.retry, &mut signals, reporter)?;
@@ -159,10 +159,10 @@ impl ServedMount {
         Ok(Self { mounted, signals, mountpoint: mountpoint.to_owned(), figures, last_sync, server })
     }
 
-    /// Serves until it is unmounted.
+    /// Serves the mount until it is unmounted.
     ///
     /// # Errors
-    /// It ended otherwise; or changes were lost with it (`Lost`).
+    /// The session ended otherwise, or changes were lost with the mount (`Lost`).
     pub(super) fn wait(self) -> anyhow::Result<()> {
         let Self { mounted, mut signals, mountpoint, figures, last_sync, server } = self;
         let asked = Arc::clone(&last_sync);
@@ -170,7 +170,7 @@ impl ServedMount {
         let watcher = std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
-                // The second signal forces.
+                // The second signal unmounts by force.
                 for (count, signal) in signals.forever().enumerate() {
                     unmount_on_signal(&mountpoint, &asked, signal, count > 0);
                 }
@@ -187,7 +187,7 @@ impl ServedMount {
         synced
     }
 
-    /// Unmounts at once; `error` is why.
+    /// Unmounts at once, and returns `error`, which is the reason.
     pub(super) fn give_up(self, error: anyhow::Error) -> anyhow::Result<()> {
         try_unmount(&self.mountpoint, true)?;
         self.mounted.wait()?;
@@ -195,7 +195,7 @@ impl ServedMount {
     }
 }
 
-/// Connects. A server that is not there is waited for until `limit` is over, somebody signals, or nobody waits for this process.
+/// Connects. Waits for a server that is not there until `limit` is over, a signal comes, or nobody waits for this process any more.
 fn connect_in_time(
     backend: &dyn Backend,
     server: &Endpoint,
@@ -226,17 +226,17 @@ fn connect_in_time(
 }
 
 fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force: bool) {
-    // Whoever signals a mount that is unmounted already does not want to wait for its last sync.
+    // A signal to a mount that is unmounted already means that its last sync must not take long.
     let is_mounted = MountTable::read().is_ok_and(|table| table.at(mountpoint).is_some());
     if force && signal == SIGINT {
-        // The first one was told what is lost.
+        // After the first signal the user was told what would be lost.
         last_sync.give_up();
     } else if force || !is_mounted {
         last_sync.hurry();
     }
-    // A person can decide; a system that is shut down cannot, and there the server has the time of the last sync to come back.
+    // A person can decide. A machine that is shut down cannot: there the server may come back within the time limit of the last sync.
     if !force && signal == SIGINT {
-        let Condition { away, unsynced } = last_sync.condition();
+        let Condition { away, unsynced, .. } = last_sync.condition();
         if let Some(away) = away.filter(|_| unsynced.files > 0) {
             cuttlefs_common::tell!(
                 "not unmounted: the server is away ({}), and {unsynced} would be lost. Start it again, or press Ctrl-C again to \

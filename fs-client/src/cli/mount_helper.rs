@@ -1,7 +1,7 @@
 //! The call by mount(8): `mount.fuse.cuttlefs SPEC DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
 //!
-//! A machine that boots mounts once, and goes on without a mount that failed (`nofail`). So the helper waits for a server or a network
-//! that is not there yet, as mount.nfs(8) does.
+//! A machine that boots tries each mount once, and goes on without a mount that failed (`nofail`). So the helper waits for a server or a network that
+//! is not there yet, as mount.nfs(8) does.
 
 use super::mount::{self, MountArgs};
 use super::remount;
@@ -10,7 +10,7 @@ use clap::Args;
 use cuttlefs_common::rdma::Endpoint;
 use std::path::PathBuf;
 
-/// How long, unless the options say otherwise. systemd gives a mount 90 s.
+/// How long the helper waits for the server, unless the options say otherwise. systemd gives a mount 90 s.
 const RETRY: &str = "retry=30";
 
 /// Arguments of the helper, as in mount(8), "External helpers".
@@ -56,7 +56,7 @@ pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let mount_args = MountArgs {
         server,
         mountpoint: args.mountpoint.clone(),
-        // The last of two counts.
+        // If an option is given twice, the last one counts.
         options: std::iter::once(RETRY.to_owned()).chain(args.options.iter().cloned()).collect(),
         key: None,
         server_user: None,
@@ -66,7 +66,7 @@ pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     if remount::is_wanted(&args.options) {
         return remount::run(&args.mountpoint, &args.options);
     }
-    // mount(8) says nothing when it worked, and what runs it may take a word for a warning.
+    // mount(8) prints nothing if it worked, and its caller may take any output for a warning.
     let mounted = mount::in_background(mount_args)?;
     if args.verbose {
         cuttlefs_common::tell!("{mounted}");

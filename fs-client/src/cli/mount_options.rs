@@ -5,7 +5,7 @@ use crate::fuse::{FuseSettings, MAX_THREADS};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest time that makes sense: more than a year is a typing error, and overflows nothing below it.
+/// The longest time that is accepted: more than a year must be a typing error. No time up to this overflows anything.
 const MAX_SECONDS: f64 = 365.0 * 24.0 * 3600.0;
 /// Shown by `--help` and with every error.
 pub(super) const KNOWN: &str =
@@ -34,12 +34,12 @@ pub enum OptionError {
     /// There is no such option.
     #[error("`{0}` is no mount option; known are:\n{KNOWN}")]
     Unknown(String),
-    /// The value does not do.
+    /// The value is not valid.
     #[error("`{option}`: {reason}")]
     Value {
         /// The option as it was given.
         option: String,
-        /// What would do.
+        /// How to write a valid value.
         reason: &'static str,
     },
 }
@@ -47,22 +47,22 @@ pub enum OptionError {
 /// All options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What the FUSE edge is told.
+    /// The settings of the FUSE edge.
     pub fuse: FuseSettings,
-    /// Directory of the export to mount; empty: all of it.
+    /// The directory of the export to mount; empty: the whole export.
     pub subtree: String,
-    /// Mount over a directory that has entries.
+    /// Whether to mount over a directory that has entries.
     pub nonempty: bool,
-    /// Who the server has to be.
+    /// How the right server is recognized.
     pub trust: Trust,
-    /// How long a server that is not there is waited for.
+    /// How long to wait for a server that is not there.
     pub retry: Duration,
 }
 
 impl MountOptions {
     /// The defaults for root or another user.
     pub fn new(is_root: bool) -> Self {
-        // fusermount3 gives others nosuid,nodev whatever is asked, and allow_other only by its configuration.
+        // For other users fusermount3 always sets nosuid and nodev, and gives allow_other only by its own configuration.
         let fuse = FuseSettings { allow_other: is_root, ..FuseSettings::default() };
         Self { fuse, subtree: String::new(), nonempty: false, trust: Trust::default(), retry: Duration::ZERO }
     }
@@ -70,7 +70,7 @@ impl MountOptions {
     /// Applies comma-separated lists, in order: the last of two that contradict each other counts.
     ///
     /// # Errors
-    /// An option is not known, or its value does not do.
+    /// An option is unknown, or its value is not valid.
     pub fn parse(is_root: bool, lists: &[String]) -> Result<Self, OptionError> {
         let mut options = Self::new(is_root);
         let mut uncached = false;
@@ -136,7 +136,7 @@ impl MountOptions {
             ("atime", None) => fuse.no_atime = false,
             ("noatime", None) => fuse.no_atime = true,
             ("nonempty", None) => self.nonempty = true,
-            // What mount(8) adds for `user`: those who are not root get no more than this.
+            // mount(8) adds these for `user`: users other than root get no more than this.
             ("user" | "users", None) => (fuse.suid, fuse.dev, fuse.exec) = (false, false, false),
             (
                 "default_permissions"
@@ -160,7 +160,7 @@ impl MountOptions {
         Ok(())
     }
 
-    /// What the server is told.
+    /// The options for the volume.
     pub fn volume(&self, mountpoint: &Path) -> VolumeOptions {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         VolumeOptions {
@@ -236,7 +236,7 @@ mod tests {
         let lists = ["ro".to_owned(), "rw,suid,nosuid".to_owned()];
         let options = MountOptions::parse(true, &lists).expect("several -o");
         assert!(!options.fuse.read_only && !options.fuse.suid);
-        // What mount(8) makes of `suid,dev`, and what it passes on.
+        // What mount(8) leaves of `suid,dev`, and the names that it passes on.
         let plain = parse("rw").expect("valid").fuse;
         assert!(!plain.suid && !plain.dev);
         let asked = parse("rw,allow_suid,allow_dev").expect("valid").fuse;

@@ -10,10 +10,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a file system may take to say what is at a place. Whatever hangs longer has nobody behind it.
+/// How long a file system may take to answer about a path. One that takes longer has no process behind it, or one that hangs.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Makes a mount point unless something is there already, which `prepare` judges: it may be a mount that is dead or hangs.
+/// Makes a mount point, unless something is there already. `prepare` checks what that is: it may be a mount that is dead or hangs.
 pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
     let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let is_cuttlefs = |place: PathBuf| table.containing(&place).is_some_and(|entry| entry.is_cuttlefs());
@@ -26,7 +26,7 @@ pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
     Made::directory(path).context("name another directory to mount at")
 }
 
-/// Resolves and checks a mount point. A mount of ours whose process has died is taken away first.
+/// Resolves and checks a mount point. First unmounts a cuttlefs mount there whose process has died.
 pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
     let missing = || format!("there is no {}; make it with: mkdir -p {}", path.display(), path.display());
     let mountpoint = resolve_mountpoint(path).with_context(missing)?;
@@ -39,7 +39,7 @@ pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
             }
             tracing::warn!(mountpoint = %mountpoint.display(), "taking away a mount whose process has died");
             detach(&mountpoint)?;
-            // There may be another below it.
+            // There may be another mount below it.
             return prepare(path, nonempty);
         }
         if !nonempty {
@@ -71,8 +71,8 @@ pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
     Ok(mountpoint)
 }
 
-/// Whether somebody is behind a mount of ours. What is written down says so without a look into it, which hangs while its
-/// server is away; of a mount of somebody else nothing is written down here.
+/// Whether a process serves a cuttlefs mount. If the mount's state is written down, the mount need not be accessed, which would hang while its server
+/// is away. The state of another user's mount is not known here.
 fn serves(mountpoint: &Path) -> anyhow::Result<bool> {
     if let Some(state) = RunState::load(mountpoint)? {
         return Ok(state.mount.find()?.is_some());
@@ -82,7 +82,7 @@ fn serves(mountpoint: &Path) -> anyhow::Result<bool> {
     Ok(!answer.is_err_and(|error| error.raw_os_error().is_some_and(|number| dead.contains(&number))))
 }
 
-/// Looks at a place, and gives up on one that does not answer.
+/// Runs `work` on a path, with a time limit for a file system that does not answer.
 fn look<T: Send + 'static>(
     place: &Path,
     work: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static,

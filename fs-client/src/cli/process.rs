@@ -11,22 +11,22 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A process, for ever.
+/// Identifies a process for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessId {
-    /// Its number.
+    /// The process id.
     pub pid: i32,
     /// When it started, in clock ticks since boot (proc_pid_stat(5), field 22).
     pub start_ticks: u64,
 }
 
-/// A process that runs, or has run while this was held.
+/// A process that runs, or that ran when this was made.
 pub(super) struct RunningProcess {
     pidfd: OwnedFd,
 }
 
 impl ProcessId {
-    /// The process with this number.
+    /// The process that has this number now.
     pub(super) fn of(pid: u32) -> anyhow::Result<Self> {
         let pid = i32::try_from(pid).context("a process id beyond 2^31")?;
         Ok(Self { pid, start_ticks: start_ticks(pid)? })
@@ -49,7 +49,7 @@ impl ProcessId {
                 return Err(error).with_context(|| format!("cannot open process {}", self.pid));
             }
         };
-        // What the pidfd names cannot change any more; so if this is the one that was meant, the pidfd names it.
+        // A pidfd always names the same process. So if the number belongs to the right process now, the pidfd names the right process.
         let is_it = start_ticks(self.pid).is_ok_and(|ticks| ticks == self.start_ticks);
         let process = RunningProcess { pidfd };
         Ok((is_it && !process.wait(Duration::ZERO)?).then_some(process))
@@ -57,12 +57,12 @@ impl ProcessId {
 }
 
 impl RunningProcess {
-    /// Asks it to end.
+    /// Asks the process to end (SIGTERM).
     pub(super) fn terminate(&self) -> anyhow::Result<()> {
         self.signal(Signal::TERM)
     }
 
-    /// Ends it without asking.
+    /// Ends the process without asking (SIGKILL).
     pub(super) fn kill(&self) -> anyhow::Result<()> {
         self.signal(Signal::KILL)
     }

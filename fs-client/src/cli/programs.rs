@@ -3,10 +3,10 @@
 use anyhow::Context;
 use std::path::PathBuf;
 
-/// The server's: `CUTTLEFSD`, or `cuttlefsd`.
+/// The server's program: the value of `CUTTLEFSD`, or `cuttlefsd`.
 ///
 /// # Errors
-/// This program's own file is not known, as without /proc.
+/// The path of this program's own file is not known, as without /proc.
 pub fn server() -> anyhow::Result<PathBuf> {
     match std::env::var_os("CUTTLEFSD") {
         Some(named) => Ok(named.into()),
@@ -14,7 +14,7 @@ pub fn server() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The `cuttlefs` command.
+/// The program of the `cuttlefs` command.
 ///
 /// # Errors
 /// As [`server`].
@@ -22,7 +22,7 @@ pub fn client() -> anyhow::Result<PathBuf> {
     beside("cuttlefs")
 }
 
-/// What `cuttlefs bench` runs.
+/// The program that `cuttlefs bench` runs.
 ///
 /// # Errors
 /// As [`server`].

@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 use std::path::Path;
 
-/// The option that asks for it.
+/// The option that asks for a remount.
 const REMOUNT: &str = "remount";
-/// What the kernel shows of every FUSE mount and mount(8) hands back to us; none of it can change.
+/// Options that the kernel shows for every FUSE mount and that mount(8) passes back. None of them can change.
 const SHOWN_BY_KERNEL: [&str; 7] =
     ["fd", "rootmode", "user_id", "group_id", "max_read", "blksize", "subtype"];
 
@@ -27,7 +27,7 @@ fn words(lists: &[String]) -> impl Iterator<Item = &str> {
     lists.iter().flat_map(|list| list.split(','))
 }
 
-/// Remounts with the flags the mount has now, as these options change them.
+/// Remounts with the mount's present flags, as these options change them.
 pub(super) fn run(path: &Path, lists: &[String]) -> anyhow::Result<()> {
     let mountpoint = resolve_mountpoint(path).with_context(|| format!("there is no {}", path.display()))?;
     let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
@@ -55,7 +55,7 @@ pub(super) fn run(path: &Path, lists: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// What a remount comes to.
+/// A remount, as its options ask for it.
 #[derive(Debug, PartialEq, Eq)]
 struct Remount {
     flags: MountFlags,
@@ -71,7 +71,7 @@ impl Remount {
             name != REMOUNT && !SHOWN_BY_KERNEL.contains(&name)
         };
         let given: Vec<&str> = words(lists).filter(ours).collect();
-        // The current ones come first, so that those given count. The kernel shows what it withholds, and not what it grants.
+        // The present options come first, so that the given ones count. The kernel shows `nosuid` and `nodev`, and does not show `suid` and `dev`.
         let all = ["suid,dev".to_owned(), current.to_owned(), given.join(",")];
         let flags = flags_of(&MountOptions::parse(true, &all)?.fuse);
         // An option is fixed if it changes anything but flags.
@@ -87,7 +87,7 @@ impl Remount {
                 no_atime: plain.fuse.no_atime,
                 ..alone.fuse.clone()
             };
-            // Nobody waits for a server here.
+            // `retry` has no meaning here: a remount waits for no server.
             if (MountOptions { fuse: flagless, retry: plain.retry, ..alone }) != plain {
                 fixed.push(option.to_owned());
             }

@@ -1,11 +1,13 @@
 //! Running mounts: one small file for each, in the runtime directory.
 //!
-//! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` for others, and `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID` where that is not set:
-//! gone after a reboot, like the processes. In /tmp another user can take the name first; then the directory is `.cuttlefs-HOST` in the user's
-//! home, from then on (`Places`). A directory that another user may write to is never used. Root of a user namespace that is not the machine's
-//! is treated as any other user, unless it has a `/run` of its own. Other users may go through the directory, to the sockets in it; only its
-//! owner may read its files: they tell of pools, keys, servers. Files are named by a hash of the mount point, because a mount point may be
-//! longer than a file name, and a Unix socket's path must be shorter than 108 bytes.
+//! The runtime directory is `/run/cuttlefs` for root, and `$XDG_RUNTIME_DIR/cuttlefs` for other users. If that variable is not set, it is
+//! `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID`. All of these are gone after a reboot, like the processes. In /tmp another user can take the name
+//! first; from then on the directory is `.cuttlefs-HOST` in the user's home (`Places`). A directory to which another user may write is never used.
+//! Root of a user namespace that is not the machine's is treated as any other user, unless it has a `/run` of its own.
+//!
+//! Other users may go through the directory, to the sockets in it. Only its owner may read its files, which tell of pools, keys and servers. Files
+//! are named by a hash of the mount point, because a mount point may be longer than a file name, and a Unix socket's path must be shorter than 108
+//! bytes.
 //!
 //! After an unmount the mount point may be mounted again before the process that served it has ended. So a process that removes a file makes
 //! sure that it is its own, under the directory's lock (`locked`).
@@ -21,34 +23,34 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Of files that say what runs: nobody else's business.
+/// The mode of files that describe running mounts: other users may not read them.
 const PRIVATE_MODE: u32 = 0o600;
 
-/// What serves one mount point.
+/// The processes that serve one mount point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RunState {
-    /// Where.
+    /// The mount point.
     pub mountpoint: PathBuf,
     /// The server's endpoint.
     pub source: String,
-    /// How the server is known.
+    /// How the right server is recognized.
     pub trust: Trust,
-    /// The process behind the mount.
+    /// The process that serves the mount.
     pub mount: ProcessId,
-    /// The server that `up` started for it.
+    /// The server that `up` started for the mount.
     pub server: Option<ProcessId>,
     /// That server's pool.
     pub pool: Option<PathBuf>,
-    /// Bytes of memory that server was given.
+    /// That server's memory in bytes.
     #[serde(default)]
     pub memory: Option<u64>,
-    /// The mount has ended, and this was lost with it.
+    /// What was lost with the mount, if it has ended and changes were lost.
     #[serde(default)]
     pub lost: Option<String>,
 }
 
 impl RunState {
-    /// Writes it down. A reader sees all of it or none.
+    /// Writes the state to its file. A reader sees all of it or none.
     pub(super) fn save(&self) -> anyhow::Result<()> {
         let path = file(&self.mountpoint, "json")?;
         let new = path.with_extension("new");
@@ -61,7 +63,7 @@ impl RunState {
         })
     }
 
-    /// What is written down for a mount point.
+    /// The state that is written down for a mount point.
     pub(super) fn load(mountpoint: &Path) -> anyhow::Result<Option<Self>> {
         let path = file(mountpoint, "json")?;
         let text = match fs::read(&path) {
@@ -73,11 +75,12 @@ impl RunState {
         };
         let state: Self = serde_json::from_slice(&text)
             .with_context(|| format!("{} is damaged; remove it if nothing runs", path.display()))?;
-        // Another mount point of the same hash, however unlikely, is not ours.
+        // The file may be of another mount point with the same hash, however unlikely.
         Ok((state.mountpoint == mountpoint).then_some(state))
     }
 
-    /// The mount has ended. What was lost with it stays written down, for whoever unmounted it, or until the next mount at its place.
+    /// The mount has ended: removes its state. What was lost with the mount stays written down for the one who unmounted it, or until the next mount
+    /// at its place.
     pub(super) fn end(mut self, result: &anyhow::Result<()>) {
         let Some(lost) = result.as_ref().err().and_then(|error| error.downcast_ref::<Lost>()) else {
             return self.forget();
@@ -88,9 +91,9 @@ impl RunState {
         let _ = if is_last { self.save() } else { Ok(()) };
     }
 
-    /// Forgets it, and its log if that says nothing; what a later mount at the same place wrote down stays.
+    /// Removes the file of this state, and its log if that is empty. Keeps what a later mount at the same place has written down.
     pub(super) fn forget(&self) {
-        // Nothing depends on these files being gone: a mount that is not there is noticed by whoever reads them.
+        // Nothing depends on the removal: readers of these files notice that the mount does not exist.
         let _ = locked(|| {
             if Self::load(&self.mountpoint)?.as_ref() != Some(self) {
                 return Ok(());
@@ -106,22 +109,22 @@ impl RunState {
     }
 }
 
-/// Does something while no other process removes or replaces a file of the runtime directory.
+/// Runs `something` while no other process removes or replaces a file of the runtime directory.
 pub(super) fn locked<T>(something: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let path = directory()?;
     let directory = fs::File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    // Let go when it is closed.
+    // The lock ends when this is closed.
     rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive)
         .with_context(|| format!("cannot lock {}", path.display()))?;
     something()
 }
 
-/// The file for a mount point or pool, in the runtime directory, which is made if it is missing.
+/// The path of a file for a mount point or pool, in the runtime directory, which is made if it is missing.
 pub(super) fn file(of: &Path, extension: &str) -> anyhow::Result<PathBuf> {
     Ok(directory()?.join(format!("{:016x}.{extension}", fnv1a(of.as_os_str().as_bytes()))))
 }
 
-/// Opens a file that only its owner reads, also if it was there for others to read.
+/// Opens a file and makes it readable by its owner only, even if others could read it before.
 pub(super) fn private(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let file = options.mode(PRIVATE_MODE).open(path)?;
     file.set_permissions(fs::Permissions::from_mode(PRIVATE_MODE))?;
@@ -145,13 +148,13 @@ fn directory() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Whether user 0 here is user 0 of the machine. In a user namespace (user_namespaces(7)) he may be anybody.
+/// Whether user 0 of this process is user 0 of the machine. In a user namespace (user_namespaces(7)) it may be any user.
 fn is_machines_root() -> bool {
     // A kernel without user namespaces has no such file.
     fs::read_to_string("/proc/self/uid_map").map_or(true, |map| maps_root_to_root(&map))
 }
 
-/// Lines of: first user within, first user without, how many.
+/// Each line has the first user inside, the first user outside, and the number of users.
 fn maps_root_to_root(map: &str) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace();
@@ -159,13 +162,13 @@ fn maps_root_to_root(map: &str) -> bool {
     })
 }
 
-/// Where a user's runtime directory may be who was not told.
+/// The possible places of a user's runtime directory, if `XDG_RUNTIME_DIR` is not set.
 struct Places {
-    /// What a login makes for him.
+    /// The directory that a login makes for the user.
     login: PathBuf,
-    /// Where everybody may make one.
+    /// A place where every user can make a directory.
     shared: PathBuf,
-    /// What nobody else can take.
+    /// A place that no other user can take.
     home: Option<PathBuf>,
 }
 
@@ -176,12 +179,12 @@ impl Places {
         Self {
             login: PathBuf::from(format!("/run/user/{uid}")),
             shared: PathBuf::from(format!("/tmp/cuttlefs-{uid}")),
-            // Homes may be shared by machines; processes are not.
+            // Machines may share home directories, but not processes.
             home: home.map(|home| home.join(format!(".cuttlefs-{host}"))),
         }
     }
 
-    /// The same one as long as it is there, whatever others do elsewhere: what one process wrote down the next one finds.
+    /// Returns the same place as long as it exists, whatever other users do at the other places: so a process finds what an earlier one wrote down.
     fn choose(self) -> anyhow::Result<PathBuf> {
         if is_own(&self.login)? {
             return make(self.login.join("cuttlefs"));
@@ -195,7 +198,7 @@ impl Places {
     }
 }
 
-/// Whether it is there, and only its owner, this user, writes to it.
+/// Whether this is a directory of this user to which nobody else can write.
 fn is_own(path: &Path) -> anyhow::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(found) => {
@@ -207,7 +210,7 @@ fn is_own(path: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// Makes a directory that only this user writes to, or finds it.
+/// Makes a directory to which only this user can write, or finds it.
 fn make(path: PathBuf) -> anyhow::Result<PathBuf> {
     // 0755: other users may connect to the sockets in it, which check who they are; only its owner writes.
     match fs::DirBuilder::new().mode(0o755).create(&path) {
@@ -257,7 +260,7 @@ mod tests {
         fs::remove_dir(&shared).expect("remove");
         open_to_all(&shared);
         assert_eq!(choose(), home);
-        // What others do to theirs changes nothing any more.
+        // What others do at their place changes nothing any more.
         fs::remove_dir(&shared).expect("remove");
         assert_eq!(choose(), home);
         assert!(!shared.exists());
@@ -266,7 +269,7 @@ mod tests {
         fs::set_permissions(&login, fs::Permissions::from_mode(0o700)).expect("mode");
         assert_eq!(choose(), login.join("cuttlefs"));
         fs::remove_dir_all(&login).expect("remove");
-        // Nothing is left but what others took.
+        // The only places left are those that others took.
         fs::remove_dir(&home).expect("remove");
         open_to_all(&shared);
         std::os::unix::fs::symlink(directory.path(), &home).expect("symlink");
@@ -300,7 +303,7 @@ mod tests {
             lost: None,
         };
         assert_eq!(RunState::load(dir.path()).expect("load"), None);
-        // What an older version left there is not written through.
+        // A file that an older version left there, readable by all, must not stay so.
         let path = file(dir.path(), "json").expect("path");
         fs::write(path.with_extension("new"), b"for all to read").expect("write");
         state.save().expect("save");

@@ -17,21 +17,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What makes a directory a pool.
+/// The file that makes a directory a pool.
 const POOL_FILE: &str = "cuttlefs.toml";
 /// Size of a new pool, if none is asked for.
 const DEFAULT_SIZE: ByteSize = ByteSize(8 << 30);
-/// How long somebody else may answer where this server is to listen.
+/// How long another server may answer at the endpoint of this one.
 const OTHERS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a server may take to write back and end.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(120);
-/// After so long people are told what is waited for.
+/// The time after which the user is told what is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// And again after each further one of these.
+/// The time after which the user is told again.
 const TOLD_AGAIN: Duration = Duration::from_secs(15);
-/// Pause between questions to a server that does not answer yet.
+/// The pause between two questions to a server that does not answer yet.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
-/// Bytes of a log shown with an error.
+/// The most bytes of a log that an error shows.
 const LOG_TAIL_BYTES: u64 = 4096;
 
 /// A server that is a child of this process.
@@ -40,14 +40,14 @@ pub(super) struct ServerProcess {
     id: ProcessId,
     endpoint: Endpoint,
     log: PathBuf,
-    /// Where in the log this server's part begins.
+    /// The offset in the log at which this server's part begins.
     log_start: u64,
 }
 
 /// Formats a pool unless the directory has one.
 ///
 /// # Errors
-/// It has one of another size than was asked for, or cannot be made.
+/// The pool has another size than the one asked for, or cannot be made.
 pub(super) fn format_if_needed(
     pool: &Path,
     size: Option<ByteSize>,
@@ -80,9 +80,9 @@ pub(super) fn format_if_needed(
     Ok(())
 }
 
-/// Whether the pool that is there has the size that was asked for.
+/// Checks that the existing pool has the size that was asked for.
 pub(super) fn check_size(pool: &Path, asked: ByteSize) -> anyhow::Result<()> {
-    /// What is looked for in a `cuttlefs.toml`; all of it is the server's business.
+    /// The part of a `cuttlefs.toml` that is read here; the rest is only for the server.
     #[derive(Deserialize)]
     struct PoolFile {
         pool: PoolPart,
@@ -101,7 +101,7 @@ pub(super) fn check_size(pool: &Path, asked: ByteSize) -> anyhow::Result<()> {
         _ => None,
     };
     let Some(size) = size else { bail!("{} does not say the pool's size; restore it", file.display()) };
-    // A pool is of whole pages.
+    // A pool has whole pages.
     if size != asked.0.next_multiple_of(PAGE_SIZE_U64) {
         bail!(
             "the pool in {} has {}, and --size says {asked}; a pool keeps its size: leave --size out, or name another pool \
@@ -130,7 +130,7 @@ impl ServerProcess {
             let opened = run_state::private(OpenOptions::new().create(true).append(true), &log);
             opened.with_context(|| format!("cannot write {}", log.display()))
         };
-        // A server that answers here already would answer for ours, too.
+        // A server that answers here already would be taken for ours.
         if let Ok(status) = backend.server_status(&endpoint, &Trust::default()) {
             let who = pid_in(&status).map_or_else(String::new, |pid| format!(" by process {pid}"));
             bail!(
@@ -148,14 +148,14 @@ impl ServerProcess {
             .stdin(Stdio::null())
             .stdout(open_log()?)
             .stderr(open_log()?)
-            // Out of the terminal's reach: Ctrl-C is for us, who unmount first and stop the server then.
+            // So that Ctrl-C at the terminal reaches only this process, which unmounts first and then stops the server.
             .process_group(0)
             .spawn()
             .context("cannot start cuttlefsd")?;
         let id = match ProcessId::of(child.id()) {
             Ok(id) => id,
             Err(_) => {
-                // It has ended before it could be looked at.
+                // The process has ended before its start time could be read.
                 let status = child.wait().context("cannot wait for cuttlefsd")?;
                 bail!("cuttlefsd ended at once ({status}){}", tail_text(&log, log_start));
             }
@@ -170,8 +170,8 @@ impl ServerProcess {
         }
     }
 
-    /// As long as its process is there: how long recovery of a pool takes is for the pool to say, and who stops a server in the
-    /// midst of it has to wait for all of it again. Ctrl-C ends it.
+    /// Waits as long as the process runs: the time of a recovery depends on the pool, and a server that is stopped in the midst of it must begin
+    /// again. Ctrl-C ends the wait.
     fn wait_until_it_answers(&mut self, backend: &dyn Backend, reporter: &Reporter) -> anyhow::Result<()> {
         let started = Instant::now();
         let mut tell_at = PATIENCE;
@@ -198,17 +198,17 @@ impl ServerProcess {
         }
     }
 
-    /// Where it listens.
+    /// The endpoint at which it listens.
     pub(super) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Its process.
+    /// The server's process.
     pub(super) fn id(&self) -> ProcessId {
         self.id
     }
 
-    /// Stops it, and waits until it has.
+    /// Stops the server, and waits until it has ended.
     pub(super) fn stop(mut self, reporter: &Reporter) -> anyhow::Result<()> {
         if let Some(running) = self.id.find()? {
             running.terminate()?;
@@ -231,12 +231,12 @@ impl ServerProcess {
     }
 }
 
-/// The process a status is of.
+/// The process id in a server's status.
 fn pid_in(status: &str) -> Option<i64> {
     serde_json::from_str::<serde_json::Value>(status).ok()?.get("pid")?.as_i64()
 }
 
-/// The end of a log from `start` on, as the end of an error.
+/// The end of a log, from `start` on, as the last part of an error.
 fn tail_text(log: &Path, start: u64) -> String {
     let tail = || -> std::io::Result<String> {
         let mut file = std::fs::File::open(log)?;

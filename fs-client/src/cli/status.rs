@@ -1,6 +1,6 @@
 //! `cuttlefs status`: the figures of a server, and, asked for a mount, those of the mount's process too.
 //!
-//! The mount's part comes under `mount`, beside the server's; it is shown also while the server is away.
+//! The mount's part comes under `mount`, beside the server's. It is shown even while the server is away.
 
 use super::connect::{Backend, Trust};
 use super::figures::{self, Ask};
@@ -63,7 +63,7 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
             mount.unwrap_or_else(|error| json!({ "error": format!("{error:#}") })),
         );
     }
-    // The mount's end is what is wrong, whatever its server says.
+    // If the mount's process has died, that is the error, whatever the server answers.
     let answer = match &state {
         Some(state) if state.mount.find()?.is_none() => Err(died(state)?),
         Some(RunState { mountpoint, pool: Some(pool), .. }) => answer.map_err(|error| {
@@ -72,7 +72,7 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
         }),
         _ => answer,
     };
-    // Without the server there is still the mount to tell of; then the error comes after it.
+    // Without the server's status there is still that of the mount; the error then follows it.
     if !status.is_empty() {
         print_status(&asked.server, status, args)?;
     }
@@ -109,16 +109,16 @@ fn print_status(server: &Endpoint, status: Map<String, Value>, args: &StatusArgs
     }
 }
 
-/// What a status is asked of.
+/// The subject of a status.
 #[derive(Debug)]
 struct Asked {
     server: Endpoint,
-    /// The mount it was asked by.
+    /// The mount that was named, if one was.
     mountpoint: Option<PathBuf>,
 }
 
 impl Asked {
-    /// The server that is meant: by its endpoint, or by a path in a mount.
+    /// The server that is meant, named by its endpoint or by a path in a mount.
     fn parse(server_or_mount: &str) -> anyhow::Result<Self> {
         if server_or_mount.contains("://") {
             return Ok(Self { server: server_or_mount.parse()?, mountpoint: None });

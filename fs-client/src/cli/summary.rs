@@ -7,11 +7,11 @@ use crate::file::volume::UnsyncedChanges;
 use cuttlefs_common::size::ByteSize;
 use serde_json::Value;
 
-/// Width of the first column.
+/// The width of the first column.
 const LABEL_LEN: usize = 12;
-/// Clients that are named.
+/// The most clients that are named.
 const NAMED_CLIENTS: usize = 8;
-/// A pool with less of its space free is nearly full.
+/// A pool is nearly full if less than one part of this many is free.
 const FREE_SHARE: u64 = 10;
 
 /// A status as lines of text.
@@ -84,7 +84,7 @@ fn links(status: &Value) -> Option<String> {
     Some(each.collect::<Vec<_>>().join("; "))
 }
 
-/// Where one RNIC listens, and what protects that.
+/// The links of one RNIC, and what protects them.
 fn links_of(rnic: &Value) -> Option<String> {
     let links: Vec<_> = rnic.pointer("/links")?.as_array()?.iter().filter_map(Value::as_str).collect();
     let schemes = links.iter().filter_map(|link| Some(link.split_once("://")?.0));
@@ -101,7 +101,7 @@ fn server_rnics(status: &Value) -> Option<String> {
     (!each.is_empty()).then(|| each.join("; "))
 }
 
-/// An RNIC of either side: where it is, and what it holds.
+/// An RNIC of either side: its device, and what it holds.
 fn hardware(of: &Value) -> Option<String> {
     let mut line = format!("{} port {}", text(of, "/device")?, number(of, "/port")?);
     line += &format!(" ({})", text(of, "/link_layer")?);
@@ -184,13 +184,20 @@ fn unsynced(status: &Value) -> Option<String> {
     })
 }
 
-/// What somebody should look after.
+/// The problems that somebody should look after.
 fn problems(status: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     if is(status, "/mount/server_is_away") {
         let because = text(status, "/mount/server_away_because").unwrap_or("it does not answer");
         let since = number(status, "/mount/server_away_seconds").unwrap_or(0);
         problems.push(format!("the server has been away for {}: {because}", time(since)));
+    }
+    if let Some(because) = text(status, "/mount/unheard_because") {
+        let since = number(status, "/mount/unheard_seconds").unwrap_or(0);
+        problems.push(format!(
+            "the mount has sent no heartbeats for {}, and its locks end when it is not used for a lease: {because}",
+            time(since)
+        ));
     }
     let servers = status.pointer("/rnics").and_then(Value::as_array).into_iter().flatten();
     let servers = servers.filter_map(|rnic| Some(("the server", rnic.pointer("/hardware")?)));
@@ -300,6 +307,10 @@ problems    none known
         for (status, words) in [
             (json!({"mount": {"server_is_away": true, "server_away_because": "gone"}}), "gone"),
             (json!({"mount": {"error": "no process of yours"}}), "no process of yours"),
+            (
+                json!({"mount": {"unheard_because": "no answer", "unheard_seconds": 7}}),
+                "no heartbeats for 7 s, and its locks end when it is not used for a lease: no answer",
+            ),
             (
                 json!({"mount": {"server_is_away": true, "unsynced_files": 1, "unsynced_bytes": 5}}),
                 "5 unsynced bytes in 1 file; only",

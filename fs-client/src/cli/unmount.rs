@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 /// How long the process behind a mount may take to close and write everything once the mount is gone.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a server that is away may take to come back for what only the mount has.
+/// How long a server that is away may take to come back for changes that only the mount has.
 const AWAY_LIMIT: Duration = Duration::from_secs(15);
-/// How long an unmount by force has the mount sync.
+/// How long an unmount by force lets the mount sync.
 const FORCE_LIMIT: Duration = Duration::from_secs(2);
-/// Pause between questions to a mount that syncs.
+/// The pause between two questions to a mount that syncs.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Arguments of `umount`.
@@ -54,7 +54,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
     unmount(&mountpoint, args.force, "cuttlefs umount -f")?;
     if let Some(state) = state {
         wait_for_end(&state)?;
-        // Its process does so itself, unless it was killed; what `up` started is `down`'s to end.
+        // The mount's process removes its state itself, unless it was killed. The state of a mount of `up` is for `down` to remove.
         if state.server.is_none() {
             state.forget();
         }
@@ -62,20 +62,20 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has a mount sync what only it holds, or, by force, give that up.
+/// Lets a mount sync the changes that only it holds; with `force`, gives them up if they are not synced soon.
 ///
 /// # Errors
-/// The server is away and does not come back: unmounting would throw that away.
+/// The server is away and does not come back, so an unmount would throw the changes away.
 pub(super) fn prepare(
     mountpoint: &Path,
     state: Option<&RunState>,
     force: bool,
     forcing: &str,
 ) -> anyhow::Result<()> {
-    // Where nobody answers there is nobody to wait for: it died, or is somebody else's, and writes what it loses to its log.
+    // If no process answers there is nothing to wait for: the process has died, or is another user's, and writes what it loses to its log.
     let ask = |what| figures::ask_condition(mountpoint, what).ok();
     if force {
-        // It may not know yet that the server is away.
+        // The mount may not have noticed yet that the server is away.
         sync_within(&ask, |now| if now.away().is_some() { Duration::ZERO } else { FORCE_LIMIT }, |_, _| ());
         if let Some(condition) = ask(Ask::GiveUp).filter(|condition| condition.unsynced().files > 0) {
             let because = condition.away().map_or_else(
@@ -115,7 +115,8 @@ pub(super) fn prepare(
     Ok(())
 }
 
-/// Has a mount sync, and waits for that as long as `limit` says of how it stands; how it stands then, `None`: nobody answers for it.
+/// Lets a mount sync, and waits for the end of the sync for as long as `limit` says for its condition. Returns the last condition; `None` if no
+/// process answers for the mount.
 fn sync_within(
     ask: &impl Fn(Ask) -> Option<MountCondition>,
     limit: impl Fn(&MountCondition) -> Duration,
@@ -146,7 +147,7 @@ fn how_to_get_it_back(state: Option<&RunState>) -> String {
     }
 }
 
-/// Takes a mount away. When it is busy the error says who uses it, and the command that breaks off.
+/// Unmounts. If the mount is busy the error names its users, and the command that unmounts by force.
 pub(super) fn unmount(mountpoint: &Path, force: bool, forcing: &str) -> anyhow::Result<()> {
     match try_unmount(mountpoint, force)? {
         Unmounted::Done => Ok(()),
@@ -159,12 +160,12 @@ pub(super) fn unmount(mountpoint: &Path, force: bool, forcing: &str) -> anyhow::
     }
 }
 
-/// What an unmount came to.
+/// The result of an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unmounted {
-    /// It is gone.
+    /// The mount is gone.
     Done,
-    /// Someone uses it.
+    /// The mount is in use.
     Busy,
 }
 
@@ -180,13 +181,13 @@ pub(super) fn busy_text(mountpoint: &Path, forcing: &str) -> String {
 
 pub(super) fn try_unmount(mountpoint: &Path, force: bool) -> anyhow::Result<Unmounted> {
     if force {
-        // First the connection, so that nobody waits for a server any more; what is open then fails.
+        // End the connection first, so that no process waits for a server any more; I/O on open files fails from then on.
         let _ = rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
         detach(mountpoint)?;
         return Ok(Unmounted::Done);
     }
     match rustix::mount::unmount(mountpoint, UnmountFlags::NOFOLLOW) {
-        // EINVAL: it is no mount (any more).
+        // EINVAL: it is not a mount (any more).
         Ok(()) | Err(Errno::INVAL) => Ok(Unmounted::Done),
         Err(Errno::BUSY) => Ok(Unmounted::Busy),
         Err(Errno::PERM) => fusermount(mountpoint, &["-u"]),
@@ -194,7 +195,7 @@ pub(super) fn try_unmount(mountpoint: &Path, force: bool) -> anyhow::Result<Unmo
     }
 }
 
-/// Takes a mount out of the tree at once; it ends when its last user does.
+/// Removes a mount from the tree at once. It ends when its last user does.
 pub(super) fn detach(mountpoint: &Path) -> anyhow::Result<()> {
     match rustix::mount::unmount(mountpoint, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         Ok(()) | Err(Errno::INVAL) => Ok(()),
@@ -203,7 +204,7 @@ pub(super) fn detach(mountpoint: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The way for those who are not root.
+/// Unmounts by fusermount3, for users other than root.
 fn fusermount(mountpoint: &Path, arguments: &[&str]) -> anyhow::Result<Unmounted> {
     let output = Command::new("fusermount3")
         .args(arguments)
@@ -221,7 +222,7 @@ fn fusermount(mountpoint: &Path, arguments: &[&str]) -> anyhow::Result<Unmounted
     }
 }
 
-/// Waits for the process behind a mount that was taken away, which writes back and ends.
+/// Waits for the process of an unmounted mount, which writes back and ends.
 pub(super) fn wait_for_end(state: &RunState) -> anyhow::Result<()> {
     let Some(process) = state.mount.find()? else {
         return what_it_lost(state);
@@ -244,7 +245,7 @@ pub(super) fn wait_for_end(state: &RunState) -> anyhow::Result<()> {
     )
 }
 
-/// The process behind a mount has ended: what was lost with it, told once.
+/// The process of a mount has ended: returns what was lost with it as an error, once.
 fn what_it_lost(state: &RunState) -> anyhow::Result<()> {
     let Some(ended) = RunState::load(&state.mountpoint)?.filter(|ended| ended.mount == state.mount) else {
         return Ok(());

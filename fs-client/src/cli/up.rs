@@ -146,7 +146,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
         Ok(()) => served.wait(),
         Err(error) => served.give_up(error),
     };
-    // The mount has ended, so the server has nobody left; its end is waited for whatever became of the mount.
+    // The mount has ended, so nobody needs the server. Wait for its end whatever became of the mount.
     let stopped = server.stop(reporter);
     let (state, stopped) = match RunState::load(&mountpoint) {
         Ok(Some(now)) if now.mount == state.mount && now.server != state.server => {
@@ -159,7 +159,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     served.and(stopped)
 }
 
-/// A mount that is up but for its server, which has died.
+/// The state of a mount that is up and whose server has died; `None` if there is no such mount.
 fn lacks_its_server(backend: &dyn Backend, mountpoint: &Path) -> anyhow::Result<Option<RunState>> {
     let Ok(mountpoint) = resolve_mountpoint(mountpoint) else {
         return Ok(None);
@@ -174,7 +174,7 @@ fn lacks_its_server(backend: &dyn Backend, mountpoint: &Path) -> anyhow::Result<
         Some(server) => server.find()?.is_none() && state.mount.find()?.is_some(),
         None => false,
     };
-    // Somebody may have started one by hand.
+    // Somebody may have started a server by hand.
     let is_served = || {
         let endpoint = state.source.parse();
         endpoint.is_ok_and(|endpoint| backend.server_status(&endpoint, &state.trust).is_ok())
@@ -183,7 +183,7 @@ fn lacks_its_server(backend: &dyn Backend, mountpoint: &Path) -> anyhow::Result<
     Ok(lacks_it.then_some(state))
 }
 
-/// Starts the server of a mount again; what is to be said of it.
+/// Starts the server of a mount again. Returns the text to print.
 fn revive(
     backend: &dyn Backend,
     state: RunState,
@@ -221,7 +221,7 @@ fn revive(
     ))
 }
 
-/// A server left behind by a mount process that was killed still holds its pool.
+/// Refuses to start if a server still runs, and holds its pool, that a killed mount process has left behind.
 fn refuse_leftover(mountpoint: &Path) -> anyhow::Result<()> {
     let Some(state) = RunState::load(mountpoint)? else {
         return Ok(());

@@ -10,7 +10,7 @@ use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Reply, Request};
 use cuttlefs_common::status::Status;
 
 impl RemoteVolume {
-    /// Copies up to `len` bytes, each file given with its place; gives how many.
+    /// Copies up to `len` bytes from one handle and offset to another. Returns the number of bytes copied.
     pub(super) fn copy(
         &self,
         caller: &Caller,
@@ -22,14 +22,15 @@ impl RemoteVolume {
             return Err(FsError::Server(Status::Denied));
         }
         let ino = source.file().ino();
-        // Done again, a copy behind its own source's end would find more.
+        // A copy to a place beyond the end of its own source makes the source longer. So bound the length first: if the request is sent again it
+        // copies no more.
         let len = len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset));
         let (from_end, to_end) = (from_offset.saturating_add(len), to_offset.saturating_add(len));
         if ino == to.file().ino() && from_offset < to_end && to_offset < from_end {
             return Err(FsError::Server(Status::Invalid));
         }
         if len <= u64::from(MAX_TRANSFER_BYTES) {
-            // It ends in a write, which who had the file open before may do whatever its marks are; a copy is none.
+            // `copy_here` ends in a write, which a handle that was open before may do in spite of chattr marks. A copy may not.
             let marks = self.get_attr(caller, to.file().ino())?.flags;
             if marks.has(InodeFlags::IMMUTABLE) || marks.has(InodeFlags::APPEND_ONLY) {
                 return Err(FsError::Server(Status::NotPermitted));
@@ -46,7 +47,7 @@ impl RemoteVolume {
         self.copy_there(caller, to.file().ino(), build)
     }
 
-    /// Copies what fits one request through this client: then it is a write as any other, and kept as such.
+    /// Copies bytes that fit one request through this client: the copy is then a write like any other, and a copy of its bytes is kept.
     fn copy_here(
         &self,
         caller: &Caller,
@@ -65,8 +66,8 @@ impl RemoteVolume {
         self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
     }
 
-    /// Has the server copy. There are no bytes here to restore should it be killed, so that the copy is answered when it is durable; a
-    /// server that is lost before that is told to copy again.
+    /// Has the server copy. This mount has no copy of the bytes that it could restore after a kill of the server. So this call returns when the
+    /// copied bytes are durable; if the server is lost before, the next one is told to copy again.
     fn copy_there<'r>(
         &self,
         caller: &Caller,

@@ -1,7 +1,7 @@
 //! One-sided writes, for comparison: only servers of the region policies `pin` and `odp` take them, and only benchmarks make them.
 //!
-//! The bytes go past the server's CPU: the file's times and counter stay, no copy is kept, and a server that is killed before it has written
-//! them back loses them.
+//! The bytes bypass the server's CPU: the file's times and change counter do not change, this mount keeps no copy, and a server that is killed before
+//! the write-back loses the bytes.
 
 use super::handles::HandleState;
 use super::remote::RemoteVolume;
@@ -10,11 +10,11 @@ use cuttlefs_common::rdma::Remote;
 use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, OneSidedReads};
 
 impl RemoteVolume {
-    /// Overwrites bytes of an open file by one WRITE. `false`: the link or the server does not do that, the file has no bytes there, or
-    /// the connection broke, and then nobody knows what is there.
+    /// Overwrites bytes of an open file by one WRITE. `false`: the link or the server does not support that, or the file has no bytes there, or the
+    /// connection broke; in the last case it is not known which bytes are there.
     ///
     /// # Errors
-    /// `BadHandle`; the server is not there.
+    /// `BadHandle`; the server is away.
     pub fn write_exposed(&self, handle: Handle, offset: u64, bytes: &[u8]) -> Result<bool, FsError> {
         self.handles.with(handle, |state| self.write_past(state, offset, bytes))
     }

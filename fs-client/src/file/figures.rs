@@ -5,7 +5,7 @@ use crate::read::Reads;
 use crate::session::Session;
 use std::sync::atomic::Ordering;
 
-/// All of them. Relaxed: each is about this moment.
+/// All figures. Relaxed loads: each figure is of this moment by itself.
 pub(super) fn figures(session: &Session, reads: &Reads) -> Vec<(&'static str, u64)> {
     let (wire, read) = (session.link().counters(), &reads.counters);
     vec![

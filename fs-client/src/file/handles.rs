@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// One open(2).
 #[derive(Debug)]
 pub(crate) struct HandleState {
-    /// What is cached of the file, and through that the file as it is open at the server.
+    /// The client's cached layout of the file, and through it the file as it is open at the server.
     pub(crate) region: Arc<CachedRegion>,
     pub(crate) how: OpenHow,
-    /// What it was told of lost bytes.
+    /// The last loss of written bytes that this handle was told of.
     pub(crate) losses_told: LossesTold,
 }
 
@@ -31,7 +31,7 @@ impl HandleState {
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The handle this thread looked up last. A closed one stays good for nothing: nobody names it again.
+    /// The handle that this thread looked up last. A closed handle here does no harm: its number is never used again.
     static LAST: RefCell<Option<(Handle, Arc<HandleState>)>> = const { RefCell::new(None) };
 }
 
@@ -52,8 +52,8 @@ impl HandleTable {
         self.handles.read().get(&handle).cloned().ok_or(FsError::BadHandle)
     }
 
-    /// As `get`, for what is done most: a thread that names the same handle as the last time takes no lock and counts
-    /// no reference, which are lines every other reader would have to fetch.
+    /// As `get`, for frequent calls: a thread that names the same handle as the last time takes no lock and counts no reference, because both would
+    /// move a cache line between all readers.
     pub(crate) fn with<T>(
         &self,
         handle: Handle,
@@ -68,7 +68,7 @@ impl HandleTable {
         })
     }
 
-    /// What is cached of all open files.
+    /// The cached layouts of all open files.
     pub(crate) fn regions(&self) -> Vec<Arc<CachedRegion>> {
         self.handles.read().values().map(|state| state.region.clone()).collect()
     }

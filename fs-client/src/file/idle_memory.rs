@@ -1,7 +1,7 @@
 //! Memory that a mount gives back when it has not been used for a while: the lanes' memory for file bytes, the buffers in which reads
 //! are put together, and heap memory of copies that have been freed.
 //!
-//! The control thread looks each [`LOOK_PERIOD`]. A mount that is idle for two looks in a row has given everything back by then.
+//! The control thread checks the mount each [`LOOK_PERIOD`]. After two checks in a row without use the mount gives everything back.
 
 use crate::read::{FRAME_GUESSES_BYTES, Reads};
 use crate::session::{Session, SessionLane, Task};
@@ -10,21 +10,21 @@ use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Of a FUSE thread: the request it has read, with room for the longest, and the bytes it reads for one.
+/// The buffers of a FUSE thread: the longest request, and the bytes of one read.
 const THREAD_BYTES: usize = 2 * MAX_TRANSFER_BYTES as usize + 16 * 1024;
-/// All else: stacks, tables, connections' buffers, what the heap has between what is used of it.
+/// Everything else: stacks, tables, buffers of connections, unused parts of the heap.
 const OTHER_BYTES: usize = 24 << 20;
 
-/// What the heap still has of copies that a sync has freed: threads free what others have allocated, and it goes back to the system
-/// later. Seen: 149 and 176 MiB in two runs of the memory suite with 128 MiB of copies at most.
+/// Heap memory of copies that a sync has freed: one thread frees what another one has allocated, and the allocator returns it to the system later.
+/// Two runs of the memory suite had 149 and 176 MiB, with 128 MiB of copies at most.
 const FREED_BYTES: usize = 32 << 20;
 
-/// How often it is looked.
+/// How often the control thread checks whether the mount was used.
 const LOOK_PERIOD: Duration = Duration::from_secs(2);
-/// Looks without use before memory is given back.
+/// The number of checks without use before memory is given back.
 const QUIET_LOOKS: u32 = 2;
 
-/// Looks whether a mount is used. The control thread's task.
+/// The control thread's task that checks whether the mount is used.
 pub(super) struct IdleMemory {
     reads: Arc<Reads>,
     idle: Idle,
@@ -32,12 +32,12 @@ pub(super) struct IdleMemory {
 }
 
 impl IdleMemory {
-    /// Of the session's lanes, and of what is read with.
+    /// The task for the session's lanes and the buffers of these reads.
     pub(super) fn new(reads: Arc<Reads>) -> Self {
         Self { reads, idle: Idle::default(), next: Instant::now() + LOOK_PERIOD }
     }
 
-    /// Whether callers' lanes or buffers were used since this was last asked, or copies are kept.
+    /// Whether callers' lanes or buffers were used since the last call, or copies are kept.
     fn take_used(&self, session: &Session) -> bool {
         self.reads.buffers.take_used() | !session.unsynced().is_empty() | session.link().take_used()
     }
@@ -75,7 +75,7 @@ impl Default for Idle {
 }
 
 impl Idle {
-    /// Whether it is time to give memory back, after a look that found the mount used or not. Once for each time it was used.
+    /// Whether it is time to give memory back, after a check that found the mount used or not. True once after each use.
     fn is_time(&mut self, was_used: bool) -> bool {
         if was_used {
             self.quiet_looks = 0;
@@ -89,11 +89,11 @@ impl Idle {
     }
 }
 
-/// What a mount has resident of its own at most while its server is there: without its program, and without the server's
-/// frames, which it maps over `shm`. While the server is away requests wait besides (`fuse/kernel/attendant.rs` has their bound).
+/// The most resident memory of a mount's own, in bytes, while its server is there: without the program, and without the server's frames, which the
+/// mount maps over `shm`. Requests that wait for an absent server come on top (`fuse/kernel/attendant.rs` bounds them).
 pub(super) fn memory_bound_bytes(session: &Session) -> u64 {
     let (lanes, threads) = session.link().lane_counts();
-    // What is guessed of frames is there where the server's tables are read.
+    // Guesses of frames exist only where the server's tables are read.
     let guesses = if session.reads_remote_tables() { FRAME_GUESSES_BYTES } else { 0 };
     let own = lanes * LANE_BYTES + threads * THREAD_BYTES + guesses + FREED_BYTES + OTHER_BYTES;
     (own + session.unsynced().bound()) as u64

@@ -1,7 +1,6 @@
 //! POSIX semantics of a mount, without FUSE types: handles, permitted caching, the way of a write.
 //!
-//! `volume` is the interface for the FUSE edge; `remote` is it over a session. Nothing here is retried: the session does that
-//! below.
+//! `volume` is the interface for the FUSE edge, `remote` its implementation over a session. Nothing here repeats a request: the session does.
 
 mod copy;
 mod exposed_write;

@@ -1,4 +1,4 @@
-//! `Volume` over a session: each method is one request, but for reads (`read`), writes (`write`) and copies (`copy`).
+//! `Volume` over a session. Each method is one request, except reads (`read`), writes (`write`) and copies (`copy`).
 
 use super::figures::figures;
 use super::handles::{HandleState, HandleTable};
@@ -21,7 +21,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// Bytes of directory entries asked for at once.
+/// The most bytes of directory entries in one reply.
 const READDIR_BYTES: u32 = 48 * 1024;
 
 /// A mounted volume on a server.
@@ -31,7 +31,7 @@ pub struct RemoteVolume {
     reads: Arc<Reads>,
 }
 
-/// Names the server would refuse are refused here: a long one would not even fit a message.
+/// Refuses names that the server would refuse: a long name would not even fit a message.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
     name::check(name).map_err(FsError::Server)
 }
@@ -50,7 +50,7 @@ impl RemoteVolume {
         Self { session, handles, reads }
     }
 
-    /// The open file of a handle, for what goes through it.
+    /// The open file of a handle, for I/O through it.
     ///
     /// # Errors
     /// `Io` if a lock that was taken through it was lost.
@@ -64,7 +64,7 @@ impl RemoteVolume {
         &self.session
     }
 
-    /// The file that an answer opens: recoveries know of it from now on.
+    /// Adds the file that a reply opens to the files that a recovery reclaims.
     fn open_file(&self, reply: Reply<'_>, rights: Rights) -> Result<(Attr, Arc<ServerOpen>), FsError> {
         let Reply::Opened(opened) = reply else { return unexpected(reply) };
         Ok((opened.attr, self.session.opens().add(&opened, rights)))
@@ -84,7 +84,7 @@ impl RemoteVolume {
     }
 }
 
-/// What came of a request through an open file: one that was fenced meanwhile named no file.
+/// The result of a request through an open file. If the file was fenced during the request, its filekey was not valid, so the error is `Io`.
 pub(super) fn unless_fenced<T>(file: &ServerOpen, result: Result<T, FsError>) -> Result<T, FsError> {
     result.map_err(|error| if file.is_fenced() { FsError::Server(Status::Io) } else { error })
 }
@@ -114,7 +114,7 @@ impl Volume for RemoteVolume {
             return Err(FsError::Server(Status::TooLarge));
         }
         if set == SetAttr::default() {
-            // Nothing changes, so the counter that comes back may be somebody else's change.
+            // Nothing changes, so the change counter in the reply may be of another client's change.
             return self.get_attr(caller, ino);
         }
         let room = set.size.map(|_| self.session.room_for(0)).transpose()?;
@@ -215,7 +215,7 @@ impl Volume for RemoteVolume {
             self.session.unsynced().note_end(room, session, ino, 0, attr.change);
         }
         if how.write && !how.append && attr.flags.has(InodeFlags::APPEND_ONLY) {
-            // open(2) tells it, not the first write.
+            // The error must come from open(2), not from the first write.
             self.session.close(file);
             return Err(FsError::Server(Status::NotPermitted));
         }
@@ -279,7 +279,7 @@ impl Volume for RemoteVolume {
         let state = self.handles.get(handle)?;
         let ino = state.file().ino();
         self.session.release_owner(ino, closer);
-        // Any process that was given the handle closes it, and may not care: the next fsync tells it all the same.
+        // Any process that inherited the descriptor may close it and ignore the error, so the next fsync returns it, too.
         let lost = state.how.write && self.session.unsynced().losses().are_untold(ino, &state.losses_told);
         if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }

@@ -11,7 +11,7 @@ pub(super) fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
     Err(FsError::Server(Status::Malformed))
 }
 
-/// Nothing but that it is done.
+/// Accepts a reply that only says that the request was done.
 pub(super) fn done(reply: Reply<'_>) -> Result<(), FsError> {
     match reply {
         Reply::Done => Ok(()),
@@ -19,7 +19,7 @@ pub(super) fn done(reply: Reply<'_>) -> Result<(), FsError> {
     }
 }
 
-/// Attributes.
+/// The attributes in a reply.
 pub(super) fn attr(reply: Reply<'_>) -> Result<Attr, FsError> {
     match reply {
         Reply::Attr(attr) => Ok(attr),
@@ -27,7 +27,7 @@ pub(super) fn attr(reply: Reply<'_>) -> Result<Attr, FsError> {
     }
 }
 
-/// Bytes.
+/// The bytes in a reply.
 pub(super) fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, FsError> {
     match reply {
         Reply::Bytes(bytes) => Ok(bytes.to_vec()),

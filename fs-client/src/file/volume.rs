@@ -1,7 +1,6 @@
-//! The file system as the FUSE edge knows it: POSIX semantics without FUSE types and without errno.
+//! The file system as the FUSE edge sees it: POSIX semantics without FUSE types and without errno.
 //!
-//! Every method blocks its caller until the answer is there; while the server is away it waits and resumes
-//! (DESIGN section 8). Methods may be called from many threads at once.
+//! Every method blocks its caller until the answer is there, also while the server is away. Methods may be called from many threads at once.
 
 pub use crate::session::{Condition, GrantedLock, LockWaiter, UnsyncedChanges};
 pub use crate::transport::{Away, Caller, FsError};
@@ -32,53 +31,53 @@ pub struct OpenHow {
     pub truncate: bool,
     /// Every write is durable when it returns (`O_SYNC`, `O_DSYNC`).
     pub sync: bool,
-    /// By a name: the change counter the file had when the name was looked up, 0 where that is not known. The open is `Stale` if the
-    /// file has lost a name since, or has none. `None`: by its number, whatever leads to it.
+    /// The change counter that the file had when its name was looked up, for an open by a name; 0 if it is not known. The open fails with `Stale` if
+    /// the file has lost a name since then, or has none. `None`: an open by inode number, whatever name leads to it.
     pub told: Option<u64>,
 }
 
 impl OpenHow {
-    /// By number, for reading.
+    /// Opens by inode number, for reading.
     pub const READ: Self =
         Self { read: true, write: false, append: false, truncate: false, sync: false, told: None };
-    /// By number, for both.
+    /// Opens by inode number, for reading and writing.
     pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
 }
 
 /// How to write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteHow {
-    /// To the end, wherever it is by then.
+    /// Whether to write at the end of the file, as it is at the time of the write.
     pub append: bool,
-    /// It is durable when it returns.
+    /// Whether the write is durable when it returns.
     pub sync: bool,
 }
 
-/// What a write did.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Where the bytes went; `None`: only the server knows, which has not executed the write yet.
-    pub offset: Option<u64>,
-    /// How many were written.
+    /// Where the bytes were written.
+    pub offset: u64,
+    /// The number of bytes written.
     pub len: u32,
 }
 
 /// An opened file.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenFile {
-    /// Its handle.
+    /// The handle of this open.
     pub handle: Handle,
-    /// Pages the kernel holds from an earlier open are still good.
+    /// Whether pages that the kernel cached at an earlier open are still good.
     pub keep_cache: bool,
-    /// The file's change counter when it was opened: attributes with an older one are not to be used any more.
+    /// The file's change counter at the open: attributes with an older counter must not be used any more.
     pub change: u64,
 }
 
 /// A mounted cuttlefs volume.
 pub trait Volume: Send + Sync + 'static {
-    /// The inode this mount shows as its root. The FUSE edge maps FUSE's inode 1 to it and back.
+    /// The inode that this mount shows as its root directory. The FUSE edge maps FUSE's inode 1 to it and back.
     fn root(&self) -> InodeNo;
-    /// Finds a name; `..` is the directory that a directory is in.
+    /// Finds a name. `..` finds the parent of a directory.
     fn lookup(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError>;
     /// Reads attributes.
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError>;
@@ -103,7 +102,7 @@ pub trait Volume: Send + Sync + 'static {
         exclusive: bool,
         how: OpenHow,
     ) -> Result<(Attr, OpenFile), FsError>;
-    /// Makes a regular file without a name and opens it: it is there while it is open, unless `link` gave it a name.
+    /// Makes a regular file without a name and opens it. The file goes when it is closed, unless `link` has given it a name.
     fn create_nameless(
         &self,
         caller: &Caller,
@@ -113,11 +112,11 @@ pub trait Volume: Send + Sync + 'static {
     ) -> Result<(Attr, OpenFile), FsError>;
     /// Makes another name for an inode, or the first.
     fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError>;
-    /// Removes a name of something that is no directory.
+    /// Removes a name of an inode that is not a directory.
     fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError>;
     /// Removes an empty directory.
     fn rmdir(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError>;
-    /// Moves a name; gives what moved.
+    /// Moves a name. Returns the attributes of the moved inode.
     fn rename(
         &self,
         caller: &Caller,
@@ -131,8 +130,8 @@ pub trait Volume: Send + Sync + 'static {
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError>;
     /// Opens a file.
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenFile, FsError>;
-    /// Reads up to `len` bytes and hands them to `take` once; fewer only at the end of the file. The slice lives
-    /// in a buffer of the calling thread.
+    /// Reads up to `len` bytes and hands them to `take`, which is called once. Fewer bytes mean the end of the file. The slice is in a buffer of the
+    /// calling thread.
     fn read(
         &self,
         caller: &Caller,
@@ -141,9 +140,9 @@ pub trait Volume: Send + Sync + 'static {
         len: u32,
         take: &mut dyn FnMut(&[u8]),
     ) -> Result<(), FsError>;
-    /// Writes all of `bytes`, as the file was opened.
+    /// Writes all of `bytes`, by the flags with which the file was opened.
     fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError>;
-    /// The same, however the file was opened to be written: a descriptor's flags change, and mapped pages have none.
+    /// As `write`, but by the flags in `how`: a descriptor's flags can change after the open, and mapped pages have none.
     fn write_how(
         &self,
         caller: &Caller,
@@ -152,20 +151,20 @@ pub trait Volume: Send + Sync + 'static {
         bytes: &[u8],
         how: WriteHow,
     ) -> Result<Written, FsError>;
-    /// Makes a file durable; without attributes that reading does not need if `contents_only`.
+    /// Makes a file durable. With `contents_only`, without attributes that reading the file does not need.
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError>;
     /// Makes a directory's entries durable.
     fn fsync_dir(&self, caller: &Caller, ino: InodeNo) -> Result<(), FsError>;
-    /// close(2), where there are locks: an error of what was written is told. What `closer` has locked of the file through
-    /// fcntl(2) is given up.
+    /// For close(2), where there are locks: returns an error of earlier writes, and gives up the locks that `closer` took on the file through
+    /// fcntl(2).
     fn flush(&self, _handle: Handle, _closer: LockOwner) -> Result<(), FsError> {
         Ok(())
     }
-    /// Whether there are locks that hold between mounts.
+    /// Whether locks hold between mounts.
     fn has_locks(&self) -> bool {
         false
     }
-    /// Asks for a lock; `waiter` is answered, at once or when the lock can be had. Does not wait for others to give theirs up.
+    /// Requests a lock. `waiter` gets the answer, at once or when the lock is granted. Does not wait for the holders of other locks.
     fn set_lock(
         &self,
         _caller: &Caller,
@@ -176,9 +175,9 @@ pub trait Volume: Send + Sync + 'static {
     ) {
         let _refused = waiter.answer(Err(FsError::Server(Status::Unsupported)));
     }
-    /// Some who wait for locks do not want to any more. Does not wait for the server.
+    /// Some waiters for locks may have been interrupted. Does not wait for the server.
     fn lock_waits_interrupted(&self) {}
-    /// Gives locks up.
+    /// Gives up an owner's locks in a range.
     fn unlock(
         &self,
         _caller: &Caller,
@@ -189,7 +188,7 @@ pub trait Volume: Send + Sync + 'static {
     ) -> Result<(), FsError> {
         Err(FsError::Server(Status::Unsupported))
     }
-    /// The lock that would be in the way of this one.
+    /// A lock that would block this one, if there is one.
     fn test_lock(
         &self,
         _caller: &Caller,
@@ -198,9 +197,9 @@ pub trait Volume: Send + Sync + 'static {
     ) -> Result<Option<BlockingLock>, FsError> {
         Err(FsError::Server(Status::Unsupported))
     }
-    /// Opens a directory: as long as it is open it answers, also when it is removed.
+    /// Opens a directory: it can be read as long as it is open, even after it was removed.
     fn open_directory(&self, caller: &Caller, ino: InodeNo) -> Result<Handle, FsError>;
-    /// Closes a file or a directory. Never fails, and waits for the server only to give up locks that went with the open file.
+    /// Closes a file or a directory. Never fails. Waits for the server only to give up locks that end with the open file.
     fn release(&self, handle: Handle);
     /// Lists a directory from `cookie` on, handing entries to `take` until it returns `false` (the entry was
     /// not taken) or there are no more. Without `.` and `..`.
@@ -212,7 +211,7 @@ pub trait Volume: Send + Sync + 'static {
         plus: bool,
         take: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), FsError>;
-    /// Space figures.
+    /// The figures of statfs(2).
     fn stat_fs(&self, caller: &Caller) -> Result<Space, FsError>;
     /// Reads one extended attribute.
     fn get_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>, FsError>;
@@ -229,7 +228,7 @@ pub trait Volume: Send + Sync + 'static {
     ) -> Result<(), FsError>;
     /// Removes one extended attribute.
     fn remove_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<(), FsError>;
-    /// Reserves, punches or zeroes.
+    /// Reserves, punches or zeroes a range.
     fn allocate(
         &self,
         caller: &Caller,
@@ -238,7 +237,7 @@ pub trait Volume: Send + Sync + 'static {
         len: u64,
         how: Allocate,
     ) -> Result<(), FsError>;
-    /// Finds data or a hole.
+    /// Finds the next data or hole.
     fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError>;
     /// Copies within the server; may copy fewer bytes.
     fn copy_range(
@@ -250,19 +249,19 @@ pub trait Volume: Send + Sync + 'static {
         to_offset: u64,
         len: u64,
     ) -> Result<u64, FsError>;
-    /// What this mount has done so far, by name, for `cuttlefs status`.
+    /// The counts of this mount so far, by name, for `cuttlefs status`.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
-    /// For status: what is told of its RNIC if that is hardware.
+    /// The figures of this mount's RNIC, if it is hardware, for status.
     fn hardware(&self) -> Option<HardwareFigures> {
         None
     }
-    /// How it stands. Does not wait for the server.
+    /// Whether the server is away, and the changes that would be lost. Does not wait for the server.
     fn condition(&self) -> Condition {
         Condition::default()
     }
-    /// Makes everything durable at the server, for which it waits while it is away.
+    /// Makes all changes durable at the server. Waits while the server is away.
     fn sync_all(&self) -> Result<(), FsError> {
         Ok(())
     }

@@ -24,7 +24,7 @@ impl RemoteVolume {
         how: WriteHow,
     ) -> Result<Written, FsError> {
         let (mut written, mut all_durable) = (0, true);
-        let mut first = Some(offset);
+        let mut first = offset;
         for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
             match self.write_once(caller, state, offset + u64::from(written), how.append, chunk) {
                 Ok((at, len, durable)) => {
@@ -34,7 +34,7 @@ impl RemoteVolume {
                     written += len;
                     all_durable &= durable;
                 }
-                // What is written is written: POSIX wants the short count, the next write gets the error.
+                // The bytes written so far are written: POSIX asks for the short count, and the next write gets the error.
                 Err(_) if written > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -46,7 +46,7 @@ impl RemoteVolume {
         Ok(Written { offset: first, len: written })
     }
 
-    /// Writes; gives where the bytes went, if that is known, how many, and whether they are durable.
+    /// Writes. Returns where the bytes were written, their number, and whether they are durable.
     fn write_once(
         &self,
         caller: &Caller,
@@ -54,9 +54,9 @@ impl RemoteVolume {
         offset: u64,
         append: bool,
         bytes: &[u8],
-    ) -> Result<(Option<u64>, u32, bool), FsError> {
+    ) -> Result<(u64, u32, bool), FsError> {
         let file = state.file();
-        // Of what is answered a copy is kept.
+        // A copy of every answered write is kept.
         let room = self.session.room_for(bytes.len())?;
         let mut lane = self.session.borrow_lane()?;
         let epoch = self.session.recovered_epoch();
@@ -68,15 +68,15 @@ impl RemoteVolume {
         if self.session.recovered_since(epoch)
             || !self.session.unsynced().note(room, session, file.ino(), at, bytes, change)
         {
-            // The server that answered was lost before the bytes were noted. Or one before it was, which may have done it: then
-            // the counter is of what that one had stored.
+            // The server that answered was lost before the bytes were noted. Or an earlier server was lost that may have done the write: then the
+            // counter is the one that it had stored.
             self.session.settle_write(caller, file, (at, bytes), change, session)?;
-            return Ok((Some(at), len, true));
+            return Ok((at, len, true));
         }
-        Ok((Some(at), len, false))
+        Ok((at, len, false))
     }
 
-    /// Sends a write; gives where the bytes went, how many, and the file's change counter.
+    /// Sends a write. Returns where the bytes were written, their number, and the file's change counter.
     fn send_write(
         &self,
         lane: &mut SessionLane<'_>,
@@ -95,7 +95,7 @@ impl RemoteVolume {
             }
             other => unexpected(other),
         };
-        // Again for each attempt: a fetch on another connection may have used the buffer meanwhile.
+        // The payload is built for each attempt: a fetch on another connection may have used the buffer in between.
         let build = |buffer: &DataBuffer| Request::Write {
             filekey: file.filekey(),
             offset,
@@ -112,7 +112,7 @@ impl RemoteVolume {
         if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
 
-    /// After it nothing is to be written again that was written before. What was lost is for an fsync to tell.
+    /// After it no change that was noted before will be restored. Losses are reported by fsync, and not here.
     pub(super) fn sync_kept(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
         let unsynced = self.session.unsynced();
         let mark = unsynced.mark();

@@ -7,8 +7,8 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rpc::{Allocate, NewNode, RenameMode, SeekFor, XattrMode};
 
-/// `st_blksize`: what stdio and `cp` take for their buffers. A page would make each buffer of a `FILE` a FUSE
-/// request; 64 KiB makes it one in sixteen and still fits a reader that seeks about.
+/// `st_blksize`, which stdio and `cp` take for their buffers. With a page each buffer of a `FILE` would be a FUSE request; with 64 KiB one request
+/// serves sixteen pages, and a reader that seeks does not read too much.
 const PREFERRED_IO_BYTES: u32 = 64 * 1024;
 /// The unit of `st_blocks` (stat(2)).
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -68,7 +68,7 @@ pub(super) fn permission_bits(mode: u32) -> u16 {
     (mode & 0o7777) as u16
 }
 
-/// What `mknod` is to make; `None` for a type that it cannot.
+/// The node that `mknod` must make; `None` for a type that it cannot make.
 pub(super) fn node_of_mode(mode: u32, rdev: u32) -> Option<NewNode<'static>> {
     Some(match mode & libc::S_IFMT {
         // mknod(2): "zero file type is equivalent to type S_IFREG".
@@ -81,11 +81,11 @@ pub(super) fn node_of_mode(mode: u32, rdev: u32) -> Option<NewNode<'static>> {
     })
 }
 
-/// How an `open(2)` with these flags opens.
+/// How an `open(2)` with these flags opens the file.
 pub(super) fn open_how(flags: i32) -> OpenHow {
     let access = flags & libc::O_ACCMODE;
     OpenHow {
-        // Access mode 3 asks for neither on Linux (ioctl only); giving a read is harmless and simple.
+        // Access mode 3 asks for neither on Linux (ioctl only). To allow reads is harmless and simple.
         read: access != libc::O_WRONLY,
         write: access == libc::O_WRONLY || access == libc::O_RDWR,
         append: flags & libc::O_APPEND != 0,
@@ -96,9 +96,9 @@ pub(super) fn open_how(flags: i32) -> OpenHow {
     }
 }
 
-/// How a WRITE is done. The kernel says with each what the descriptor's flags are by now: fcntl(2) changes `O_APPEND`, and
-/// `RWF_DSYNC` shows as `O_DSYNC`. Pages that were changed through a mapping go where they are in the file, and are durable
-/// when somebody asks for that; they may come with a handle that appends.
+/// How a WRITE is done. With each one the kernel sends the present flags of the descriptor: fcntl(2) changes `O_APPEND`, and `RWF_DSYNC` shows as
+/// `O_DSYNC`. Pages that were changed through a mapping are written at their place in the file, and become durable with a sync; they may come with a
+/// handle that appends.
 pub(super) fn write_how(flags: i32, write_flags: WriteFlags) -> WriteHow {
     if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
         return WriteHow::default();
@@ -119,7 +119,7 @@ pub(super) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
     }
 }
 
-/// `fallocate`'s mode; `None` for those we do not do.
+/// The mode of `fallocate`; `None` for modes that are not supported.
 pub(super) fn allocate_mode(mode: i32) -> Option<Allocate> {
     const KEEP_SIZE: i32 = libc::FALLOC_FL_KEEP_SIZE;
     const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -135,7 +135,7 @@ pub(super) fn allocate_mode(mode: i32) -> Option<Allocate> {
     }
 }
 
-/// `lseek`'s whence; the kernel does all others itself.
+/// The whence of `lseek`; the kernel handles all others itself.
 pub(super) fn seek_for(whence: i32) -> Option<SeekFor> {
     match whence {
         libc::SEEK_DATA => Some(SeekFor::Data),
@@ -154,12 +154,12 @@ pub(super) fn xattr_mode(flags: i32) -> Option<XattrMode> {
     }
 }
 
-/// Which bytes a lock of the kernel's is on; `None` if there can be no such bytes.
+/// The bytes of a lock, from the kernel's range; `None` if the range is invalid.
 pub(super) fn lock_range(start: u64, end: u64) -> Option<LockRange> {
     Some(LockRange { first: start, last: end }).filter(LockRange::is_valid)
 }
 
-/// A lock that the kernel asks for; `None` if it is none.
+/// A lock that the kernel requests; `None` if it is invalid.
 pub(super) fn lock(
     space: LockSpace,
     owner: kernel::LockOwner,

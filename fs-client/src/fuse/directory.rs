@@ -1,19 +1,19 @@
-//! Listings as FUSE wants them: the volume's entries after `.` and `..`, whose cookies are 1 and 2.
+//! Listings as FUSE expects them: `.` and `..`, whose cookies are 1 and 2, and then the volume's entries.
 //!
-//! A cookie names the place *after* an entry; the volume's are greater than 2, and 0 asks it for the start. `..`
-//! carries the directory's own number: the kernel never uses it, it resolves `..` by itself.
+//! A cookie names the place *after* an entry. The volume's cookies are greater than 2, and cookie 0 is the beginning of its listing. `..` carries the
+//! directory's own number: the kernel never uses it, because it resolves `..` by itself.
 
 use crate::file::volume::{Caller, FsError, Volume};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::DirEntry;
 
-/// Cookie of `.`.
+/// The cookie of `.`.
 const DOT_COOKIE: u64 = 1;
-/// Cookie of `..`; the volume's are greater.
+/// The cookie of `..`; those of the volume are greater.
 const DOT_DOT_COOKIE: u64 = 2;
 
-/// Whether a name is one that is added here.
+/// Whether this is one of the names that are added here.
 pub(super) fn is_dot(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }

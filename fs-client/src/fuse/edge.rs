@@ -1,4 +1,4 @@
-//! [`Filesystem`] over a [`Volume`]: one method for each request, each a span, a call and a reply.
+//! [`Filesystem`] over a [`Volume`]: each request is one method, with a span, a call and a reply.
 //!
 //! # Decisions of this module, and their reasons
 //! * **`create` never opens an existing file.** The kernel sends CREATE only for a name it takes for missing, and then checks no permissions on
@@ -11,11 +11,10 @@
 //!   (`FUSE_DIRECT_IO_ALLOW_MMAP`, Linux 6.6). They skip the page cache's bookkeeping; the kernel keeps them coherent
 //!   with mappings and, with our help (`kernel_cache`), with cached opens on the same mount. On older kernels they are ordinary opens, for which
 //!   the kernel does direct IO itself.
-//! * **So are opens with `O_APPEND`, to write.** Through its page cache the kernel sends a write in parts that end where a page ends that it
-//!   does not hold, and between them another mount's bytes could come. Past it one write(2) is one request, as long as it fits one.
-//! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives up the locks of
-//!   the process. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which
-//!   `FOPEN_NOFLUSH` would forgo.
+//! * **Opens with `O_APPEND` for writing are `FOPEN_DIRECT_IO`, too.** Through its page cache the kernel sends a write in parts: a part ends with
+//!   each page that is not cached, and bytes of another mount could come in between. A direct write(2) is one request, as long as it fits one.
+//! * **`flush` is `ENOSYS`** unless the volume keeps locks: a close gives up the locks of the process. Nothing else is buffered here. After `ENOSYS`
+//!   the kernel sends no more flushes, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
 //! * **A write says whether it appends**, not the open: see `convert::write_how`.
 //! * **A file without a name is opened only at the second request**: see `nameless`.
 //! * **A reply's lifetime for a created file is one for name and attributes**: the shorter.
@@ -56,15 +55,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who may keep set-id bits on what he changes, where the kernel does not tell.
+/// The user who may keep set-id bits in a change, for requests in which the kernel does not say whether the caller may.
 const ROOT_USER: u32 = 0;
-/// Largest count a copy's reply can carry, kept page aligned so that the next part starts aligned too.
+/// The largest count that a copy's reply can carry, rounded down to a page so that the next part starts aligned, too.
 const MAX_COPY_BYTES: u64 = (u32::MAX as u64) & !(PAGE_SIZE as u64 - 1);
 
-/// What the kernel has to do for locks to be the volume's.
+/// The flags that the kernel must have for locks to be the volume's.
 pub(super) const LOCKS: InitFlags = InitFlags::FUSE_POSIX_LOCKS.union(InitFlags::FUSE_FLOCK_LOCKS);
 
-/// One span a request; costs one load when debug logging is off.
+/// Opens a debug span for a request. Costs one load when debug logging is off.
 macro_rules! request {
     ($op:literal, $req:expr $(, $($fields:tt)+)?) => {
         tracing::debug_span!($op, req = $req.unique().0, pid = $req.pid() $(, $($fields)+)?).entered()
@@ -79,11 +78,11 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     pub(super) lacking: Lacking,
     pub(super) root_attr: Remembered<ReplyAttr, Attr>,
     pub(super) space: Remembered<ReplyStatfs, Space>,
-    /// The kernel checks access control lists.
+    /// Whether the kernel checks access control lists.
     keeps_acls: bool,
-    /// The kernel can map files that are open past the page cache.
+    /// Whether the kernel can map files that are open past the page cache.
     direct_io_maps: bool,
-    /// Locks are the volume's; else the kernel keeps them.
+    /// Whether the volume keeps locks; otherwise the kernel does.
     keeps_locks: bool,
     nameless_opens: NamelessOpens,
     pub(super) names: ToldNames,
@@ -91,7 +90,7 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
-    /// The volume as a FUSE file system, for a session that has been agreed upon. `known` is what `look_at_root` has seen.
+    /// The volume as a FUSE file system, for a session that the kernel has accepted. `known` is the result of `look_at_root`.
     pub(super) fn new(
         volume: Arc<V>,
         known: (Option<Attr>, Option<Space>),
@@ -147,17 +146,17 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         xattr_names::is_supported(name) || (self.keeps_acls && xattr_names::is_acl(name))
     }
 
-    /// Who changes the contents of a file; `may_keep`: he is privileged enough to leave set-id bits on it.
+    /// The caller of a change of contents. `may_keep`: whether it is privileged enough to keep set-id bits on the file.
     fn writer(&self, req: &Request, ino: InodeNo, may_keep: bool) -> Caller {
         let drops_privileges = !may_keep && !self.lacking.is_known(ino, Lack::Privileges);
         Caller { drops_privileges, ..caller(req) }
     }
 
-    /// A change of contents was done by him.
+    /// Notes that `writer` has changed the contents of a file.
     fn changed_by(&self, writer: &Caller, ino: INodeNo) {
         if writer.drops_privileges {
             self.lacking.dropped(self.ino(ino));
-            // The kernel goes by the mode that it has when somebody runs the file.
+            // When the file is run, the kernel uses the mode that it has cached.
             self.cache.forget_attributes(ino);
         }
     }
@@ -172,7 +171,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     /// How the kernel uses a file that was just opened.
     fn opened(&self, ino: InodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
         if !self.lacking.has_told(ino, opened.change) {
-            // What another mount has closed is seen by who opens it: its length comes with attributes, which an open does not bring.
+            // The opener must see changes of mounts that have closed the file. The length comes with the attributes, which an open does not bring.
             self.cache.forget_attributes(convert::to_fuse_ino(self.root, ino));
         }
         let handle = FileHandle(opened.handle.0);
@@ -183,7 +182,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         (handle, if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() })
     }
 
-    /// A file was made and opened with these flags. If nobody takes it, it is closed.
+    /// Answers that a file was made and opened with these flags. If nobody takes the answer, closes the file.
     fn reply_created(&self, flags: i32, attr: &Attr, opened: &OpenFile, reply: ReplyCreate) {
         self.lacking.told(attr);
         let (handle, how) = self.opened(attr.ino, flags, opened);
@@ -200,7 +199,7 @@ fn caller(req: &Request) -> Caller {
     Caller::new(req.uid(), req.gid(), TraceId(req.unique().0))
 }
 
-/// Who makes something.
+/// The caller of a request that makes an inode.
 fn maker(req: &Request, umask: u32) -> Caller {
     Caller { umask: convert::permission_bits(umask) & 0o777, ..caller(req) }
 }
@@ -217,7 +216,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = request!("lookup", req, parent = parent.0, name = ?name);
         if name == "." {
-            // A file handle is resolved: the kernel has forgotten everything about the inode but its number.
+            // The kernel resolves a file handle, and has forgotten everything about the inode but its number.
             return self.reply_entry(
                 self.name(parent, name),
                 self.volume.get_attr(&caller(req), self.ino(parent)),
@@ -400,7 +399,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         }
     }
 
-    /// Whether it may get a name later (`O_EXCL`) the kernel knows.
+    /// The kernel itself enforces `O_EXCL`, which forbids the file to get a name later.
     fn tmpfile(&self, req: &Request, parent: INodeNo, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
         let _span = request!("tmpfile", req, parent = parent.0, mode = mode, flags = flags);
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
@@ -422,7 +421,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyData,
     ) {
         let _span = request!("read", req, ino = ino.0, fh = fh.0, offset = offset, size = size);
-        // The kernel names an owner where it reads for a system call, past its cache, and none where it fills pages.
+        // The kernel names a lock owner when it reads past its cache for a system call, and none when it fills pages.
         if lock_owner.is_none() {
             self.cache.fills(ino);
         }
@@ -434,7 +433,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         });
         match (result, reply) {
             (Err(error), Some(reply)) => reply.error(refused(&error)),
-            // A volume that has nothing to hand over is at the end of the file.
+            // The volume has handed nothing over: this is the end of the file.
             (Ok(()), Some(reply)) => reply.data(&[]),
             (_, None) => {}
         }
@@ -455,7 +454,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("write", req, ino = ino.0, fh = fh.0, offset = offset, size = data.len());
         let may_keep = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let caller = self.writer(req, self.ino(ino), may_keep);
-        // As of reads. A write through the cache, or a write-back of mapped pages, has its pages locked until it is answered.
+        // A lock owner means the same as for a read. A write through the cache, or a write-back of mapped pages, keeps its pages locked until it is
+        // answered.
         let is_past_cache = lock_owner.is_some();
         if !is_past_cache {
             self.cache.fills(ino);
@@ -515,7 +515,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyLock,
     ) {
         let _span = request!("getlk", req, ino = ino.0, fh = fh.0, start = start, end = end, kind = typ);
-        // flock(2) cannot ask.
+        // flock(2) has no such request.
         let space = LockSpace::Ranges;
         let Some(lock) = convert::lock(space, lock_owner, start, end, typ, pid) else {
             return reply.error(Errno::EINVAL);
@@ -545,8 +545,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     ) {
         let _span = request!("setlk", req, ino = ino.0, fh = fh.0, start = start, end = end, kind = typ);
         let (space, owner) = match kind {
-            // An open file description's. The kernel names it by its address, which the next one may have before the release of
-            // the one before is read.
+            // The owner is an open file description. The kernel names it by its address, and the next description may have the same address before
+            // the release of this one is read.
             LockKind::Flock => (LockSpace::Whole, LockOwner(fh.0)),
             LockKind::Posix => (LockSpace::Ranges, lock_owner),
         };
@@ -653,8 +653,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             return reply.error(Errno::EINVAL);
         };
         let mut caller = caller(req);
-        // As chmod(2): who is not in the file's group takes the set-group-id bit from it. cp -a of root's sets one on each file, and
-        // need not wait for what group that is in.
+        // As in chmod(2), a caller that is not in the file's group takes the set-group-id bit. For root, whose `cp -a` sets an ACL on each file, the
+        // file's group does not matter and is not requested.
         if name == ACCESS_ACL_XATTR && !groups::is_privileged(req) {
             caller.drops_privileges = match self.volume.get_attr(&caller, ino) {
                 Ok(attr) => !groups::may_set_group_id(req, attr.gid),
@@ -662,7 +662,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             };
         }
         let set = self.volume.set_xattr(&caller, ino, name, value, mode);
-        // After the change, so that an answer of before it cannot be remembered past it for longer than its time.
+        // After the change, so that an earlier answer cannot be remembered for longer than its time after it.
         self.lacking.forget(ino);
         reply_done(set, reply);
     }
@@ -719,7 +719,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 }
             }
             Some(Asked::Unsupported) => reply.error(Errno::EOPNOTSUPP),
-            // Not ENOSYS: that is no errno an application expects of ioctl(2).
+            // Not ENOSYS, because applications do not expect that errno from ioctl(2).
             None => reply.error(Errno::ENOTTY),
         }
     }

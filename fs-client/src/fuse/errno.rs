@@ -1,21 +1,21 @@
-//! The one place where errors become errno.
+//! The one place where errors are turned into errnos.
 
 use super::kernel::Errno;
 use crate::file::volume::FsError;
 use cuttlefs_common::status::Status;
 
-/// What an application sees for a volume's error.
+/// The errno that an application sees for a volume's error.
 pub(super) fn of(error: &FsError) -> Errno {
     match error {
         FsError::Server(status) => of_status(*status),
         FsError::BadHandle => Errno::EBADF,
-        // Not ENOTCONN: that is what the kernel says when this process has died, and people act on it.
+        // Not ENOTCONN: the kernel returns that when this process has died, and people act on it.
         FsError::ShutDown => Errno::ESHUTDOWN,
         FsError::Interrupted => Errno::EINTR,
     }
 }
 
-/// What an application sees for a server's status.
+/// The errno that an application sees for a server's status.
 pub(super) fn of_status(status: Status) -> Errno {
     match status {
         Status::NotFound => Errno::ENOENT,
@@ -33,7 +33,7 @@ pub(super) fn of_status(status: Status) -> Errno {
         Status::Stale => Errno::ESTALE,
         Status::TooManyLinks => Errno::EMLINK,
         Status::NoAttribute => Errno::NO_XATTR,
-        // The bound an application meets is that of open files.
+        // The bound that an application reaches is that of open files.
         Status::Busy => Errno::ENFILE,
         Status::Io => Errno::EIO,
         Status::Malformed | Status::BadSequence => Errno::EPROTO,

@@ -1,23 +1,23 @@
-//! The groups of a process: FUSE tells one of them only.
+//! The groups of a process, of which FUSE reports only one.
 
 use super::kernel::Request;
 use std::io;
 
-/// Whether who sends a request may leave the set-group-id bit on a file of this group, as chmod(2) has it: he is in the group,
-/// or privileged. A process that cannot be looked at is in no further group.
+/// Whether the caller of a request may leave the set-group-id bit on a file of this group, as in chmod(2): if it is in the group, or privileged. A
+/// process that cannot be read has no further groups.
 pub(super) fn may_set_group_id(request: &Request, gid: u32) -> bool {
     is_privileged(request)
         || request.gid() == gid
         || of_process(request.pid()).is_ok_and(|groups| groups.contains(&gid))
 }
 
-/// Whether he may, whatever group that is.
+/// Whether the caller may do so for any group.
 pub(super) fn is_privileged(request: &Request) -> bool {
     const ROOT_USER: u32 = 0;
     request.uid() == ROOT_USER
 }
 
-/// The further groups of a process.
+/// The supplementary groups of a process.
 fn of_process(pid: u32) -> io::Result<Vec<u32>> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();

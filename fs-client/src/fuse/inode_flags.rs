@@ -1,8 +1,8 @@
 //! chattr(1) and lsattr(1): ioctl(2) requests that read and set an inode's chattr marks.
 //!
-//! There are two forms, `FS_IOC_GETFLAGS` and `FS_IOC_FSGETXATTR` (`linux/fs.h`); the kernel asks in either. It checks the
-//! caller's right to set marks, and turns a change of some marks into one of all. FUSE does not tell the kernel of marks, so the
-//! kernel does not enforce them: the server does.
+//! There are two forms, `FS_IOC_GETFLAGS` and `FS_IOC_FSGETXATTR` (`linux/fs.h`), and the kernel uses either. It checks the caller's right to set
+//! marks, and turns a change of some marks into a change of all. FUSE does not tell the kernel about marks, so the server enforces them, and not the
+//! kernel.
 
 use cuttlefs_common::attr::InodeFlags;
 
@@ -10,12 +10,12 @@ const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
 const GET_EXTENDED: u32 = 0x801c_581f;
 const SET_EXTENDED: u32 = 0x401c_5820;
-/// Bytes of `FS_IOC_SETFLAGS`'s argument, whatever its number says.
+/// The length of the argument of `FS_IOC_SETFLAGS`, whatever length its number says.
 const FLAGS_LEN: usize = 4;
-/// Bytes of `struct fsxattr`; marks are its first four.
+/// The length of `struct fsxattr`; its first four bytes are the marks.
 const EXTENDED_LEN: usize = 28;
 
-/// In which form marks are told.
+/// The form in which marks are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// `FS_*_FL`.
@@ -24,18 +24,18 @@ pub(super) enum Form {
     Extended,
 }
 
-/// What a request is.
+/// The meaning of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Which marks there are.
+    /// A request for the present marks.
     Get(Form),
-    /// These from now on.
+    /// A request to set these marks, and no others.
     Set(InodeFlags),
-    /// Marks, or anything else, that inodes do not have here.
+    /// A request for marks, or for anything else, that inodes do not have here.
     Unsupported,
 }
 
-/// Marks and their bits in either form.
+/// The marks, and their bits in either form.
 const BITS: [(InodeFlags, u32, u32); 4] = [
     (InodeFlags::IMMUTABLE, 0x10, 0x08),
     (InodeFlags::APPEND_ONLY, 0x20, 0x10),
@@ -57,19 +57,19 @@ impl Form {
         (bits & !known == 0).then(|| marks.fold(InodeFlags::default(), |all, row| all.with(row.0, true)))
     }
 
-    /// What the caller gets to read.
+    /// The bytes that the caller reads.
     pub(super) fn encode(self, flags: InodeFlags) -> Vec<u8> {
         let marks = BITS.iter().filter(|row| flags.has(row.0));
         let mut bytes = marks.fold(0, |all, row| all | self.bit(*row)).to_ne_bytes().to_vec();
         if self == Self::Extended {
-            // Neither extent sizes nor projects.
+            // There are no extent sizes and no projects.
             bytes.resize(EXTENDED_LEN, 0);
         }
         bytes
     }
 }
 
-/// What an ioctl(2) asks; `None`: it is none of these.
+/// Parses an ioctl(2); `None`: it is not one of these requests.
 pub(super) fn asked(command: u32, argument: &[u8]) -> Option<Asked> {
     let set = |form: Form, len: usize| {
         let marks = argument.get(..len).and_then(|argument| argument.split_first_chunk::<4>());

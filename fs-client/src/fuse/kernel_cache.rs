@@ -1,9 +1,9 @@
 //! The kernel's cached pages and attributes of a file, and the way to make the kernel forget them.
 //!
 //! # Locks
-//! Programs on different machines take turns with a file by locks, so the new holder of a lock must read all that the holder before
-//! wrote. Attributes are forgotten with every grant, cached bytes where another client may have changed the file. Attributes are also
-//! forgotten where a write took set-id bits away without the kernel's doing (`privileges`).
+//! Programs on different machines take turns with a file by locks, so the new holder of a lock must read everything that the holder before wrote. So
+//! with every grant of a lock the kernel forgets the file's attributes, and its cached bytes if another client may have changed the file. The kernel
+//! also forgets the attributes when the server has taken set-id bits away in a write (`edge`).
 //!
 //! # Writes past the page cache
 //! The kernel drops the pages of a direct write when it sends the write, and once more when a synchronous one is answered. A page that
@@ -28,11 +28,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-/// Direct writes of a file without a page filled in between, upon which all of its pages are dropped. A reader beside a direct writer
-/// keeps the pages that are not written; a writer alone pays for a few.
+/// The number of direct writes of a file, without a page filled in between, after which all pages of the file are forgotten. A reader beside a direct
+/// writer keeps the pages that are not written; a writer alone pays for a few forgotten ranges.
 const QUIET_WRITES: u32 = 16;
-/// Files of which it is known whether pages were filled. Beyond that all are forgotten, and an unknown file may have pages:
-/// its next direct writes find out again.
+/// The most files of which it is known whether pages were filled. Beyond that all files are forgotten here; a file that is not known may have pages,
+/// and its next direct writes find out.
 const FILES_MAX: usize = 65_536;
 
 /// An answer that waits until bytes are forgotten.
@@ -50,34 +50,34 @@ struct Stale {
     waiting: Waiting,
 }
 
-/// Which bytes.
+/// The stale bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Range {
-    /// These.
+    /// This range.
     Bytes { offset: i64, len: i64 },
-    /// All. Nothing is cached after it if nobody has filled a page since: this many times one was by then.
+    /// All bytes. Afterwards nothing is cached, if no page was filled since; `fills` is the count of fillings before.
     All { fills: u64 },
 }
 
-/// What is known of a file's pages.
+/// The pages of a file that the kernel may have cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
-    /// None is cached.
+    /// No page is cached.
     None,
-    /// Some may be.
+    /// Pages may be cached.
     Some {
-        /// How often any were filled, so that one more is noticed.
+        /// How often pages were filled, so that a further filling is noticed.
         fills: u64,
-        /// Direct writes since the last.
+        /// The number of direct writes since the last filling.
         quiet_writes: u32,
     },
 }
 
-/// What the kernel may have cached, by file.
+/// The pages that the kernel may have cached, by file.
 #[derive(Debug, Default)]
 struct Filled {
     pages: HashMap<u64, Pages>,
-    /// Some files were forgotten here: one that is not known may have pages.
+    /// Whether files were forgotten here, so that an unknown file may have pages.
     forgot: bool,
 }
 
@@ -100,23 +100,22 @@ impl Filled {
         *pages = Pages::Some { fills, quiet_writes: 0 };
     }
 
-    /// What is to be forgotten behind a direct write; `None`: there is nothing.
-    fn passed(&mut self, ino: INodeNo, offset: Option<u64>, len: u32) -> Option<Range> {
+    /// The range to forget after a direct write; `None` if nothing can be cached.
+    fn passed(&mut self, ino: INodeNo, offset: u64, len: u32) -> Option<Range> {
         match self.of(ino) {
             Pages::None => None,
             Pages::Some { fills, quiet_writes } => {
                 *quiet_writes += 1;
-                match offset {
-                    Some(offset) if *quiet_writes < QUIET_WRITES => {
-                        Some(Range::Bytes { offset: offset.cast_signed(), len: i64::from(len) })
-                    }
-                    _ => Some(Range::All { fills: *fills }),
-                }
+                Some(if *quiet_writes < QUIET_WRITES {
+                    Range::Bytes { offset: offset.cast_signed(), len: i64::from(len) }
+                } else {
+                    Range::All { fills: *fills }
+                })
             }
         }
     }
 
-    /// All was forgotten. Who fills pages says so before he asks for their bytes: what was filled before is gone.
+    /// All pages were forgotten. A filling is noted before its bytes are requested, so if there was no new one, nothing is cached.
     fn forgotten(&mut self, ino: INodeNo, fills_before: u64) {
         let pages = self.of(ino);
         if matches!(*pages, Pages::Some { fills, .. } if fills == fills_before) {
@@ -139,18 +138,18 @@ impl KernelCache {
         Self { notifier, stale: Mutex::default(), filled: Arc::default() }
     }
 
-    /// Attributes, so that they are asked for before they are used again.
+    /// Makes the kernel forget the attributes, so that it requests them before their next use.
     pub(super) fn forget_attributes(&self, ino: INodeNo) {
-        // A negative offset: no bytes. An inode the kernel does not know (any more) is no error worth telling.
+        // A negative offset means no bytes. That the kernel does not know the inode (any more) is not worth a message.
         let _ = self.notifier.inval_inode(ino, -1, 0);
     }
 
-    /// A request that fills pages begins. To be told before the volume is asked for their bytes.
+    /// A request that fills pages begins. Must be called before the volume is asked for the bytes.
     pub(super) fn fills(&self, ino: INodeNo) {
         self.filled.lock().fills(ino);
     }
 
-    /// Answers a request for a lock when no byte of before is cached any more.
+    /// Answers a request for a lock when no earlier byte is cached any more.
     pub(super) fn answer_without_bytes(&self, ino: INodeNo, reply: ReplyClaimed) {
         self.forget_bytes(Stale {
             ino,
@@ -159,9 +158,8 @@ impl KernelCache {
         });
     }
 
-    /// Answers a direct write when none of the bytes that it replaced is cached any more. `offset`: where they went, if
-    /// that is known.
-    pub(super) fn answer_passed(&self, ino: INodeNo, offset: Option<u64>, written: u32, reply: ReplyWrite) {
+    /// Answers a direct write when none of the replaced bytes is cached any more. `offset` is the place of the write.
+    pub(super) fn answer_passed(&self, ino: INodeNo, offset: u64, written: u32, reply: ReplyWrite) {
         let range = self.filled.lock().passed(ino, offset, written);
         match range {
             None => reply.written(written),
@@ -169,7 +167,7 @@ impl KernelCache {
         }
     }
 
-    /// As many wait as threads ask, each for one answer.
+    /// The queue is bounded: each thread that asks waits for one answer.
     fn forget_bytes(&self, bytes: Stale) {
         let mut stale = self.stale.lock();
         let sender = stale.get_or_insert_with(|| {
@@ -178,7 +176,7 @@ impl KernelCache {
             let filled = self.filled.clone();
             let forget = move || {
                 for Stale { ino, range, waiting } in receiver {
-                    // No length: all behind the offset.
+                    // Length 0 means all bytes from the offset on.
                     let (offset, len) = match range {
                         Range::Bytes { offset, len } => (offset, len),
                         Range::All { .. } => (0, 0),
@@ -193,7 +191,7 @@ impl KernelCache {
                     }
                 }
             };
-            // Without it the answer is dropped with the receiver, which tells the caller of an error.
+            // If there is no thread, the answer is dropped with the receiver, and the caller gets an error.
             if let Err(error) = std::thread::Builder::new().name("cache-answers".to_owned()).spawn(forget) {
                 tracing::error!(%error, "a thread that answers when cached bytes are forgotten could not be started");
             }
@@ -216,11 +214,10 @@ mod tests {
     #[test]
     fn only_what_may_be_cached_is_forgotten() {
         let mut filled = Filled::default();
-        assert_eq!(filled.passed(INO, Some(0), 10), None, "nobody has read it through the cache");
+        assert_eq!(filled.passed(INO, 0, 10), None, "nobody has read it through the cache");
         filled.fills(INO);
-        assert_eq!(filled.passed(INO, Some(4096), 10), bytes(4096, 10));
-        assert_eq!(filled.passed(INodeNo(3), Some(4096), 10), None);
-        assert_eq!(filled.passed(INO, None, 10), Some(Range::All { fills: 1 }), "it is not known where");
+        assert_eq!(filled.passed(INO, 4096, 10), bytes(4096, 10));
+        assert_eq!(filled.passed(INodeNo(3), 4096, 10), None);
     }
 
     #[test]
@@ -228,17 +225,17 @@ mod tests {
         let mut filled = Filled::default();
         filled.fills(INO);
         for _ in 1..QUIET_WRITES {
-            assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+            assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
         }
-        assert_eq!(filled.passed(INO, Some(0), 1), Some(Range::All { fills: 1 }));
-        // Somebody begins to fill pages before all was forgotten: they may hold bytes of before the next write.
+        assert_eq!(filled.passed(INO, 0, 1), Some(Range::All { fills: 1 }));
+        // A filling begins before all pages were forgotten: it may bring bytes from before the next write.
         filled.fills(INO);
         filled.forgotten(INO, 1);
-        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
         filled.forgotten(INO, 2);
-        assert_eq!(filled.passed(INO, Some(0), 1), None);
+        assert_eq!(filled.passed(INO, 0, 1), None);
         filled.fills(INO);
-        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
     }
 
     #[test]
@@ -249,11 +246,14 @@ mod tests {
             filled.fills(INodeNo(1000 + ino));
         }
         assert!(filled.forgot && filled.pages.len() < FILES_MAX);
-        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
-        let Some(Range::All { fills }) = filled.passed(INO, None, 1) else {
+        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
+        for _ in 2..QUIET_WRITES {
+            assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
+        }
+        let Some(Range::All { fills }) = filled.passed(INO, 0, 1) else {
             panic!("all is to be forgotten");
         };
         filled.forgotten(INO, fills);
-        assert_eq!(filled.passed(INO, Some(0), 1), None);
+        assert_eq!(filled.passed(INO, 0, 1), None);
     }
 }

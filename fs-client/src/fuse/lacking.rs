@@ -1,17 +1,15 @@
-//! The kernel's knowledge of files: the absence of certain attributes, and the age of the attributes that it has.
+//! What the kernel was told of files: which attributes they lack, and the age of the attributes that the kernel has.
 //!
 //! # Absent attributes
-//! Most files have no ACLs, capabilities and set-id bits, and the kernel asks for them again and again. The kernel asks for
-//! `security.capability` before it permits a write, and for ACLs at each access by a user who does not own the file. With every
-//! write of an unprivileged user it says that the file must not keep its privileges (`FUSE_HANDLE_KILLPRIV_V2`); the server sees
-//! to that, except for writes that it acknowledges before it executes them. A file's attributes tell which of these it has. So the
-//! absent ones are remembered for as long as attributes may be cached, and the kernel is answered without a round trip. For that
-//! time a file may seem to lack an ACL, capability or set-id bit that another client gave it, as with the kernel's own cached
-//! attributes.
+//! Most files have no ACLs, capabilities and set-id bits, and the kernel asks for them again and again: for `security.capability` before it permits a
+//! write, and for ACLs at each access by a user who does not own the file. With every write of an unprivileged user it says that the file must not
+//! keep its privileges (`FUSE_HANDLE_KILLPRIV_V2`), and the server takes them. A file's attributes tell which of these it has. So the absent ones are
+//! remembered for as long as attributes may be cached, and the kernel is answered without a round trip. For that time a file may seem to lack an ACL,
+//! capability or set-id bit that another client gave it, as with the kernel's own cached attributes.
 //!
 //! # The age of attributes
-//! An open shows all changes of mounts that have closed the file (close-to-open), its length too. So each file has the change
-//! counter of the attributes that the kernel was told last; if the opened file has another one, the kernel is made to forget them.
+//! An open shows all changes of mounts that have closed the file (close-to-open), its length too. So for each file the change counter of the
+//! attributes is kept that the kernel was told last. If an opened file has another counter, the kernel must forget its attributes.
 
 use cuttlefs_common::attr::{Attr, InodeFlags};
 use cuttlefs_common::ids::InodeNo;
@@ -19,10 +17,10 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Files remembered; when there are more, all are forgotten, which costs one question each.
+/// The most files that are remembered. Beyond that all are forgotten, which costs one request for each.
 const MAX_REMEMBERED: usize = 16 * 1024;
 
-/// What a file may lack.
+/// Attributes that a file may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
     /// An access and a default ACL.
@@ -37,11 +35,11 @@ pub(super) enum Lack {
 struct Known {
     lacks: u8,
     told: Instant,
-    /// `None`: nobody knows which of several attributes the kernel has.
+    /// The change counter of the attributes that the kernel has. `None`: it was told several, and it is not known which came last.
     change: Option<u64>,
 }
 
-/// Files, and what the kernel was last told of them.
+/// What the kernel was last told of files.
 #[derive(Debug)]
 pub(super) struct Lacking {
     keep: Duration,
@@ -49,12 +47,12 @@ pub(super) struct Lacking {
 }
 
 impl Lacking {
-    /// Remembers for `keep`; zero remembers nothing.
+    /// Nothing is known yet. Remembers for `keep`; zero remembers nothing.
     pub(super) fn new(keep: Duration) -> Self {
         Self { keep, known: Mutex::new(HashMap::new()) }
     }
 
-    /// Whether the file is known to lack it.
+    /// Whether the file is known to lack these attributes.
     pub(super) fn is_known(&self, ino: InodeNo, lack: Lack) -> bool {
         if self.keep.is_zero() {
             return false;
@@ -63,12 +61,12 @@ impl Lacking {
         known.is_some_and(|known| known.lacks & lack as u8 != 0 && known.told.elapsed() < self.keep)
     }
 
-    /// Whether the kernel's attributes of a file are of this change counter, or it keeps none.
+    /// Whether the kernel's attributes of a file have this change counter. Also true if the kernel keeps no attributes.
     pub(super) fn has_told(&self, ino: InodeNo, change: u64) -> bool {
         self.keep.is_zero() || self.known.lock().get(&ino).is_some_and(|known| known.change == Some(change))
     }
 
-    /// The server told of a file, and the kernel is going to be.
+    /// Notes attributes that the kernel is going to be told.
     pub(super) fn told(&self, attr: &Attr) {
         let has_acl = attr.flags.has_any(InodeFlags::ACCESS_ACL.with(InodeFlags::DEFAULT_ACL, true));
         let lacks = [
@@ -79,17 +77,17 @@ impl Lacking {
         let lacks = lacks.into_iter().filter(|(_, lacks)| *lacks).fold(0, |all, (lack, _)| all | lack as u8);
         self.remember(attr.ino, |known, change| {
             *known = lacks;
-            // Of two answers at once nobody knows which the kernel takes last.
+            // Of two answers at the same time it is not known which the kernel takes last.
             *change = Some(attr.change).filter(|told| change.is_none_or(|before| before <= *told));
         });
     }
 
-    /// The server took its privileges from the file.
+    /// The server has taken the file's set-id bits and capabilities.
     pub(super) fn dropped(&self, ino: InodeNo) {
         self.remember(ino, |known, _| *known |= Lack::Privileges as u8 | Lack::Capability as u8);
     }
 
-    /// Someone here may have given it what it lacked.
+    /// A program of this mount may have given the file such attributes.
     pub(super) fn forget(&self, ino: InodeNo) {
         self.known.lock().remove(&ino);
     }

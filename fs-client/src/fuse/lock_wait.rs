@@ -1,4 +1,4 @@
-//! A request for a lock that waits: its answer, and whether the caller still wants one.
+//! A kernel request for a lock: its answer, and whether its caller still waits.
 
 use super::kernel::{INodeNo, ReplyEmpty};
 use super::kernel_cache::KernelCache;
@@ -31,7 +31,7 @@ impl LockWaiter for LockRequest {
             return false;
         };
         match result {
-            // From here on nobody else answers, or there would be a lock that nobody knows of.
+            // From here on nobody else may answer, or there would be a lock that nobody knows of.
             Ok(GrantedLock { is_stale }) => {
                 let Some(reply) = reply.claim() else {
                     return false;

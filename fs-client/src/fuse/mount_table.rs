@@ -7,24 +7,24 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// What comes after `fuse.` in the type of our mounts.
+/// The part after `fuse.` in the type of our mounts.
 pub(super) const SUBTYPE: &str = "cuttlefs";
 
-/// Symlinks that are followed on the way to one path, as in the kernel.
+/// The most symlinks that are followed on the way to one path, as in the kernel.
 const MOST_LINKS: usize = 40;
 
-/// One mount.
+/// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
     /// `major:minor` of the mount's device.
     pub device: String,
-    /// Where.
+    /// The mount point.
     pub mountpoint: PathBuf,
     /// The kernel's options of this mount, such as `rw,nosuid,relatime`.
     pub options: String,
     /// File system type with its subtype, such as `fuse.cuttlefs`.
     pub fs_type: String,
-    /// What, as the file system says: for ours the server's endpoint.
+    /// The source, as the file system names it: for cuttlefs the server's endpoint.
     pub source: String,
 }
 
@@ -54,12 +54,12 @@ impl MountTable {
         Self { entries: table.split(|&b| b == b'\n').filter_map(parse_line).collect() }
     }
 
-    /// What is mounted at exactly this (canonical) path; the topmost, if several are.
+    /// The mount at exactly this (canonical) path; the topmost, if there are several.
     pub fn at(&self, mountpoint: &Path) -> Option<&MountEntry> {
         self.entries.iter().rev().find(|entry| entry.mountpoint == mountpoint)
     }
 
-    /// The mount that a (canonical) path lies in.
+    /// The mount that contains a (canonical) path.
     pub fn containing(&self, path: &Path) -> Option<&MountEntry> {
         path.ancestors().find_map(|ancestor| self.at(ancestor))
     }
@@ -112,14 +112,14 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A mount point, or a path in a mount, as the kernel names it.
+/// The path of a mount point, or of a file in a mount, as the kernel names it.
 ///
-/// Nothing of a cuttlefs mount is ever looked at, and of what else is mounted not the mount point itself, not even by `lstat`: it
-/// may be dead, or hang because its server is away, and the question may come from the command that is to end that. So a
-/// path is followed by hand, and what lies in a cuttlefs mount is taken as it is written.
+/// Nothing in a cuttlefs mount is accessed, and of other mounts not the mount point itself, not even by `lstat`: the mount may be dead, or hang
+/// because its server is away, and the caller may be the command that is to end it. So the path is followed step by step here, and the part of it
+/// that is in a cuttlefs mount is taken as it is written.
 ///
 /// # Errors
-/// A directory on the way cannot be looked at.
+/// A directory on the way cannot be accessed.
 pub fn resolve_mountpoint(path: &Path) -> io::Result<PathBuf> {
     resolve(path, &MountTable::read()?)
 }
@@ -128,7 +128,7 @@ fn resolve(path: &Path, table: &MountTable) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     let components =
         |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
-    // The last is the next.
+    // The components that are still to be followed, in reverse order.
     let mut ahead = components(&absolute);
     let mut resolved = PathBuf::from("/");
     let mut links = 0;
@@ -137,10 +137,10 @@ fn resolve(path: &Path, table: &MountTable) -> io::Result<PathBuf> {
             resolved.pop();
             continue;
         }
-        // The root itself replaces what was there.
+        // If the component is the root directory, it replaces the whole path.
         resolved.push(&part);
         let is_in_cuttlefs = table.containing(&resolved).is_some_and(MountEntry::is_cuttlefs);
-        // What something is mounted on is no symlink.
+        // A mount point is no symlink.
         if part == "." || is_in_cuttlefs || table.at(&resolved).is_some() {
             continue;
         }
@@ -155,7 +155,7 @@ fn resolve(path: &Path, table: &MountTable) -> io::Result<PathBuf> {
                 ahead.extend(components(&target));
             }
             Ok(_) => {}
-            // Whether it has to be there is for whoever asks.
+            // The last component need not exist: the caller decides about that.
             Err(error) if error.kind() == io::ErrorKind::NotFound && ahead.is_empty() => {}
             Err(error) => return Err(error),
         }
@@ -217,7 +217,7 @@ mod tests {
     fn nothing_in_a_cuttlefs_mount_is_looked_at() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let real = dir.path().canonicalize().expect("canonical");
-        // What is not there cannot have been looked at.
+        // The directories do not exist, so an access would fail.
         let line = format!("1 2 0:3 / {}/mnt rw - fuse.cuttlefs tcp://a rw", real.display());
         let table = MountTable::parse(line.as_bytes());
         std::os::unix::fs::symlink("mnt/deep", real.join("link")).expect("symlink");

@@ -1,16 +1,16 @@
 //! Opens of files without a name.
 //!
-//! The kernel keeps names for as long as entries may be cached, and opens the file of a name by its inode. If another client removed that name,
-//! or put another file in its place, the inode may still be there, because a process has it open. To open it would read, or roll back, a file
-//! that others have removed. So such an open is refused with `ESTALE`, upon which the kernel looks the name up afresh, once, and opens the file
-//! that it finds. The same goes for a file that others have moved away. A file that has just been looked up afresh is opened even if it is
-//! moved or removed between the two, as on any file system: otherwise opens would fail beside a program that moves files all the time.
+//! The kernel remembers names for as long as entries may be cached, and opens the file of a name by its inode. If another client removed that name,
+//! or put another file in its place, the inode may still exist, because a process has it open. To open it would read, or roll back, a file that
+//! others have removed. So such an open is refused with `ESTALE`, after which the kernel looks the name up once more, and opens the file that it
+//! finds. The same holds for a file that others have moved away. A file that has just been looked up again is opened even if it is moved or removed
+//! in between, as on any file system: otherwise opens would fail beside a program that moves files all the time.
 //!
-//! A file can be opened without a name, too, through `/proc/PID/fd`. The kernel then has no name to look up, and the same thread asks to open
-//! the same inode again at once. That tells the two apart: a thread that was refused, and asks again, gets the file.
+//! A file can be opened without a name, too, through `/proc/PID/fd`. Then the kernel has no name to look up, and the same thread asks to open the
+//! same inode again at once. This distinguishes the two cases: a thread that was refused and asks again gets the file.
 //!
 //! # Bound
-//! [`MOST`] threads; beyond that all are forgotten, which refuses opens through `/proc` that were under way.
+//! [`MOST`] threads. Beyond that all are forgotten, and opens through `/proc` that are under way are refused.
 
 use super::told_names::NameId;
 use cuttlefs_common::attr::FileKind;
@@ -18,41 +18,42 @@ use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Threads remembered.
+/// The most threads that are remembered.
 const MOST: usize = 1024;
-/// What the kernel says of threads of a container that this process cannot see into. They cannot be told apart, so none of them gets a file
-/// without a name.
+/// The thread id that the kernel gives for threads of a container that this process cannot see. They cannot be distinguished, so none of them gets a
+/// file without a name.
 const UNKNOWN: u32 = 0;
 
-/// What a thread that was refused an open has done since.
+/// What a thread has done since it was refused an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Since {
-    /// Nothing; it was refused this.
+    /// Nothing. It was refused this inode.
     Refused(InodeNo),
-    /// Directories and symlinks were looked up, on the way to what it opens.
+    /// It has looked up directories and symlinks, on the way to a file.
     Walks,
-    /// Last of all this.
+    /// It has found this file, in its last lookup.
     Found(InodeNo),
-    /// Nothing has that name. The kernel, which remembered it, asks for it once more before it believes that.
+    /// It has found no file of this name. The kernel, which remembered the name, looks it up once more before it believes that.
     Missed(NameId),
 }
 
-/// By thread.
+/// The threads that were refused an open.
 #[derive(Debug, Default)]
 pub(super) struct NamelessOpens {
     refused: Mutex<HashMap<u32, Since>>,
 }
 
 impl NamelessOpens {
-    /// A thread asks to open an inode. Whether it gets that whatever its names are: it was refused an open just now, and asks for the same
-    /// again, or for what it has looked up since. Otherwise a name led to it that the kernel may have remembered.
+    /// A thread asks to open an inode. Returns whether the inode may be opened whatever names it has: because the thread was refused just now, and
+    /// asks for the same inode again, or for the file that it has looked up since. Otherwise a name led to the inode that the kernel may have
+    /// remembered for too long.
     pub(super) fn is_trusted(&self, thread: u32, ino: InodeNo) -> bool {
         let mut refused = self.refused.lock();
         let since = if refused.is_empty() { None } else { refused.remove(&thread) };
         matches!(since, Some(Since::Found(known) | Since::Refused(known)) if known == ino)
     }
 
-    /// It was refused.
+    /// The thread was refused an open of this inode.
     pub(super) fn note_refused(&self, thread: u32, ino: InodeNo) {
         if thread == UNKNOWN {
             return;
@@ -64,7 +65,7 @@ impl NamelessOpens {
         refused.insert(thread, Since::Refused(ino));
     }
 
-    /// The thread has looked a name up, and found this, or nothing.
+    /// The thread has looked up a name, and found this inode, or nothing.
     pub(super) fn note_lookup(&self, thread: u32, name: NameId, found: Option<(InodeNo, FileKind)>) {
         let mut refused = self.refused.lock();
         let Some(since) = refused.get_mut(&thread) else { return };
@@ -73,9 +74,9 @@ impl NamelessOpens {
             _ => None,
         };
         match found {
-            // It looks for something else by now.
+            // The thread looks for something else by now.
             _ if missed.is_some_and(|before| before != name) => drop(refused.remove(&thread)),
-            // The kernel looks a name up twice where it has another meaning than it remembered.
+            // The kernel looks a name up twice if it now means another file than the kernel remembered.
             Some((ino, FileKind::File)) => *since = Since::Found(ino),
             Some(_) => *since = Since::Walks,
             None if missed.is_none() => *since = Since::Missed(name),

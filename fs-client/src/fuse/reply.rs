@@ -1,4 +1,4 @@
-//! Answers to the kernel: an attribute, an entry, a value or an errno, with the lifetimes the mount was told.
+//! Answers to the kernel: attributes, an entry, a value or an errno, with the lifetimes of the mount's settings.
 
 use super::edge::CuttleFuse;
 use super::kernel::{Errno, FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
@@ -26,7 +26,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
     }
 
-    /// What `name` means.
+    /// Answers with the inode that `name` means.
     pub(super) fn reply_entry(&self, name: NameId, result: Result<Attr, FsError>, reply: ReplyEntry) {
         match result {
             Ok(attr) => {
@@ -43,9 +43,9 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
     }
 
-    /// Attributes of an entry for readdirplus, and whether they are known. The kernel has one inode number for the name and
-    /// for the attributes, so an entry cannot be listed without them (0 would hide the name). Where they may not be known, in a
-    /// directory that may be read and not searched, there are the number and the type, for no time.
+    /// The attributes of an entry for readdirplus, and whether they are known. The kernel has one inode number for the name and for the attributes,
+    /// so an entry cannot be listed without them (0 would hide the name). In a directory that may be read and not searched they may not be known:
+    /// then the answer has only the number and the type, with no lifetime.
     pub(super) fn listed_attr(
         &self,
         caller: &Caller,
@@ -58,7 +58,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             ..FileAttr::NONE
         };
         if directory::is_dot(entry.name) {
-            // The kernel takes the number and the type of these and nothing else.
+            // Of these two the kernel takes only the number and the type.
             return (bare(), true);
         }
         let attr = entry.attr.map_or_else(|| self.volume.get_attr(caller, entry.ino).ok(), Some);
@@ -84,7 +84,7 @@ pub(super) fn reply_done(result: Result<(), FsError>, reply: ReplyEmpty) {
     }
 }
 
-/// Answers a question for a value or its length (listxattr(2): size 0 asks for the length).
+/// Answers a request for a value or its length (listxattr(2): size 0 asks for the length).
 pub(super) fn reply_sized(result: Result<Vec<u8>, FsError>, size: u32, reply: ReplyXattr) {
     match result {
         Ok(value) => match u32::try_from(value.len()) {

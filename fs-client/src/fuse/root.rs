@@ -1,12 +1,12 @@
-//! Answers of the root of a mount when the server does not answer.
+//! Answers about the root of a mount while the server does not answer.
 //!
 //! umount(8) looks at the mount point before it unmounts, as df(1) and a machine that is shut down do: the root's attributes
 //! (GETATTR) and the free space (STATFS). If these waited for a server that is away, only force could end the mount. So the
 //! server's last answers are remembered, and the kernel gets them, not to be cached, when the server has not answered for
 //! [`PATIENCE`]. Requests about anything below the root wait.
 //!
-//! The request to the server goes on meanwhile, in the thread that took it. As long as one does, later ones are answered from
-//! memory at once, and take no thread; [`CuttleFuse::answer_late`] is called each second for those that came before.
+//! The request to the server goes on meanwhile, in the thread that took it. While one such request waits, later ones are answered from memory at once
+//! and occupy no thread. [`CuttleFuse::answer_late`] is called each second and answers those that came before.
 
 use super::convert;
 use super::edge::CuttleFuse;
@@ -20,18 +20,18 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a server may take. A restart takes less, and what it answers behind that is not old.
+/// How long the server may take. A restart takes less, so that after one the answer is fresh.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Answers to one question, which all who ask it get.
+/// The last answer to a question, and those who wait for the next one.
 #[derive(Debug)]
 pub(super) struct Remembered<R, A>(Mutex<State<R, A>>);
 
 #[derive(Debug)]
 struct State<R, A> {
-    /// What the server last said.
+    /// The server's last answer.
     last: Option<A>,
-    /// Questions that the server has not answered yet, in order. No more than there are threads.
+    /// The requests that the server has not answered yet, in order; at most as many as threads.
     asked: BTreeMap<u64, Asked<R>>,
     next: u64,
 }
@@ -39,7 +39,7 @@ struct State<R, A> {
 #[derive(Debug)]
 struct Asked<R> {
     since: Instant,
-    /// `None`: has been answered from memory.
+    /// The reply to send. `None`: it was answered from memory.
     reply: Option<R>,
 }
 
@@ -48,15 +48,15 @@ impl<R, A: Copy> Remembered<R, A> {
         Self(Mutex::new(State { last, asked: BTreeMap::new(), next: 0 }))
     }
 
-    /// The server said so.
+    /// Remembers the server's answer.
     pub(super) fn remember(&self, answer: A) {
         self.0.lock().last = Some(answer);
     }
 
-    /// Somebody asks, at this time: a number under which the server is to be asked.
+    /// A request comes at this time. Returns a number under which the server must be asked.
     ///
     /// # Errors
-    /// It does not answer those who asked before: what it last said is the answer.
+    /// The server has not answered earlier requests in time: the reply must be answered with the server's last answer.
     fn ask(&self, reply: R, now: Instant) -> Result<u64, (R, A)> {
         let mut state = self.0.lock();
         let is_away =
@@ -70,12 +70,12 @@ impl<R, A: Copy> Remembered<R, A> {
         Ok(number)
     }
 
-    /// The server has answered: who is still to be told.
+    /// The server has answered. Returns the reply, unless it was answered from memory.
     fn answered(&self, number: u64) -> Option<R> {
         self.0.lock().asked.remove(&number).and_then(|asked| asked.reply)
     }
 
-    /// Whoever has waited for too long, and what the server last said.
+    /// The replies that have waited for too long, with the server's last answer.
     fn overdue(&self, now: Instant) -> Vec<(R, A)> {
         let mut state = self.0.lock();
         let Some(last) = state.last else { return Vec::new() };
@@ -84,14 +84,14 @@ impl<R, A: Copy> Remembered<R, A> {
     }
 }
 
-/// What a volume says of its root before it is mounted.
+/// The root's attributes and the free space, before the mount.
 pub(super) fn look_at_root<V: Volume + ?Sized>(volume: &V) -> (Option<Attr>, Option<Space>) {
     let caller = Caller::new(0, 0, TraceId(0));
     (volume.get_attr(&caller, volume.root()).ok(), volume.stat_fs(&caller).ok())
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
-    /// Answers GETATTR of the root.
+    /// Answers a GETATTR of the root.
     pub(super) fn reply_root_attr(&self, caller: &Caller, reply: ReplyAttr) {
         match self.root_attr.ask(reply, Instant::now()) {
             Ok(number) => {
@@ -105,7 +105,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
     }
 
-    /// Answers STATFS.
+    /// Answers a STATFS.
     pub(super) fn reply_space(&self, caller: &Caller, reply: ReplyStatfs) {
         match self.space.ask(reply, Instant::now()) {
             Ok(number) => {
@@ -121,7 +121,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
     }
 
-    /// Answers those for whom the server took too long.
+    /// Answers the requests for which the server has taken too long.
     pub(super) fn answer_late(&self) {
         let now = Instant::now();
         self.root_attr.overdue(now).into_iter().for_each(|(reply, attr)| self.reply_old_attr(&attr, reply));
@@ -137,7 +137,7 @@ fn tell_space(space: &Space, reply: ReplyStatfs) {
     reply.statfs(
         space.pool_pages,
         space.free_pages,
-        // Pages without room for what maps them are free and cannot be had.
+        // Free pages cannot be used if there is no room for the extents that map them.
         if space.free_inodes > 0 { space.free_pages } else { 0 },
         space.inodes.saturating_add(space.free_inodes),
         space.free_inodes,

@@ -1,8 +1,7 @@
 //! Mounting: the FUSE session, its threads, and the agreement with the kernel.
 //!
-//! [`mount`] returns when the kernel has accepted the mount; [`Mounted::wait`] when it has been unmounted, by any
-//! process, and the volume is shut down. Unmounting is the kernel's business (`cli/unmount.rs`), not a method here: a
-//! mount may be busy, and may end without us.
+//! [`mount`] returns when the kernel has accepted the mount. [`Mounted::wait`] returns when any process has unmounted it, and the volume is shut
+//! down. There is no method to unmount here, because that is done through the kernel (`cli/unmount.rs`): a mount may be busy, and may end without us.
 
 use super::edge::{CuttleFuse, LOCKS};
 use super::kernel::{Agreement, InitFlags, MountOptions, Serving, Session};
@@ -24,11 +23,11 @@ pub enum MountError {
     /// The kernel or `fusermount3` refused.
     #[error("cannot mount at {}: {source}{advice}", mountpoint.display())]
     Mount {
-        /// Where.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// What to do about the device of FUSE, if that is what is wrong.
+        /// What to do about FUSE's device, if that is the cause.
         advice: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// No thread could be started, or no descriptor opened.
@@ -39,36 +38,36 @@ pub enum MountError {
     Session(PathBuf),
 }
 
-/// How long requests may go on after the mount is gone. Nobody waits for them any more; but what an application
-/// closed just before is better finished than broken off.
+/// How long requests may go on after the mount has gone. Nobody waits for them any more, but a file that an application closed just before should be
+/// closed completely.
 const LAST_REQUESTS_LIMIT: Duration = Duration::from_secs(5);
-/// Pages a request may have. One write(2) of `MAX_TRANSFER_BYTES` is to be one request, wherever in memory it is: 256 pages, one more
-/// because it may begin within one, and two for each part of a writev(2) (IOV_MAX of them), which may begin and end within one.
+/// The most pages of a request. One write(2) of `MAX_TRANSFER_BYTES` must be one request, wherever its bytes are in memory: 256 pages, one more
+/// because it may begin within a page, and two for each part of a writev(2) (of which there are at most IOV_MAX), which may begin and end within a
+/// page.
 const REQUEST_PAGES: u16 = 256 + 1 + 2 * 1024;
-/// How many the kernel lets a session ask for.
+/// The kernel's limit for the pages of a request.
 const PAGE_LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";
-/// How often a session is looked at that may have ended without the kernel's doing, or may have been asked for what the server does
-/// not answer.
+/// How often the mount checks whether its session has ended by itself, and whether requests wait that the server does not answer.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A mount that is being served.
 pub struct Mounted {
     mountpoint: PathBuf,
     serving: Arc<Serving>,
-    /// Polls as an error once the kernel has ended the connection.
+    /// poll(2) reports an error on it once the kernel has ended the connection.
     device: OwnedFd,
-    /// Looks after requests that the server does not answer; called each second.
+    /// Answers requests that the server does not answer in time; called each second.
     answer_late: Box<dyn Fn() + Send + Sync>,
     shut_down: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Mounted {
-    /// Where.
+    /// The mount point.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 
-    /// What the session has done so far, by name, for `cuttlefs status`.
+    /// The counts of the session so far, by name, for `cuttlefs status`.
     pub fn figures(&self) -> impl Fn() -> Vec<(&'static str, u64)> + Send + Sync + 'static {
         let serving = self.serving.clone();
         move || {
@@ -79,17 +78,17 @@ impl Mounted {
 
     /// Waits until the file system is unmounted, then shuts the volume down.
     ///
-    /// Requests may still wait for a server that is away when a mount is forced off. So the volume is shut down
-    /// after a while whether they have ended or not, which ends them.
+    /// When a mount is forced off, requests may still wait for a server that is away. So after `LAST_REQUESTS_LIMIT` the volume is shut down even if
+    /// requests are under way, which ends them.
     ///
     /// # Errors
-    /// The session ended otherwise than by an unmount; the volume is shut down nevertheless.
+    /// The session has ended otherwise than by an unmount. The volume is shut down nevertheless.
     pub fn wait(self) -> Result<(), MountError> {
         self.wait_and(|| ())
     }
 
-    /// As `wait`; `last` is called before the volume is shut down, and may still wait for its server. What programs asked for has
-    /// then been done, or waits for the server itself.
+    /// As `wait`. `last` is called before the volume is shut down, and may still wait for its server. At that time the requests of programs have been
+    /// done, or wait for the server themselves.
     ///
     /// # Errors
     /// As `wait`.
@@ -101,7 +100,7 @@ impl Mounted {
         }
         last();
         (self.shut_down)();
-        // Being shut down, the volume refuses what still waits; the session's threads come back from it.
+        // The volume refuses the requests that still wait, so the session's threads end.
         while !self.serving.is_finished() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -114,15 +113,15 @@ impl Mounted {
         poll(&mut [PollFd::new(&self.device, PollFlags::empty())], Some(&now)) == Ok(0)
     }
 
-    /// Looks whenever the mount table changes, and now and then: a lazily unmounted connection ends when its last file
-    /// is closed, which the table does not tell. Not by waiting on the FUSE device itself: every request wakes its
-    /// waiters, which cost a context switch an operation.
+    /// Checks the connection whenever the mount table changes, and at intervals: a lazily unmounted connection ends when its last file is closed,
+    /// which does not change the table. Waiting on the FUSE device itself would cost a context switch per operation, because every request wakes its
+    /// waiters.
     fn wait_for_disconnect(&self) {
         let limit = Timespec::try_from(LOOK_AGAIN).ok();
         let table = std::fs::File::open("/proc/self/mountinfo");
         while !self.serving.is_finished() && self.is_connected() {
             let changed = match &table {
-                // The kernel tells a change of the table as priority data.
+                // The kernel reports a change of the table as priority data.
                 Ok(table) => poll(&mut [PollFd::new(table, PollFlags::PRI)], limit.as_ref()).map(|_| ()),
                 Err(_) => Err(rustix::io::Errno::NOENT),
             };
@@ -134,10 +133,10 @@ impl Mounted {
     }
 }
 
-/// Mounts a volume; `source` is what `/proc/mounts` shows, the server's endpoint.
+/// Mounts a volume. `source` is shown by `/proc/mounts`; it is the server's endpoint.
 ///
 /// # Errors
-/// The mount point is not usable, or FUSE is not; nothing is left behind, and the volume is not shut down.
+/// The mount point or FUSE cannot be used. Then nothing stays mounted, and the volume is not shut down.
 pub fn mount<V: Volume + ?Sized>(
     volume: Arc<V>,
     source: &str,
@@ -146,7 +145,7 @@ pub fn mount<V: Volume + ?Sized>(
 ) -> Result<Mounted, MountError> {
     let asks_for_locks = settings.cluster_locks && volume.has_locks();
     raise_page_limit();
-    // Before there is anything that could only be unmounted by force.
+    // Before the mount exists, which could then only be unmounted by force.
     let known = look_at_root(&*volume);
     let options = mount_options(source, SUBTYPE, settings);
     let session =
@@ -175,7 +174,7 @@ pub fn mount<V: Volume + ?Sized>(
     })
 }
 
-/// How a session is mounted. `/proc/mounts` will show `source`, and the type `fuse.SUBTYPE`.
+/// The mount options of a session. `/proc/mounts` will show `source`, and the type `fuse.SUBTYPE`.
 pub fn mount_options(source: &str, subtype: &str, settings: &FuseSettings) -> MountOptions {
     MountOptions {
         source: source.to_owned(),
@@ -190,7 +189,7 @@ pub fn mount_options(source: &str, subtype: &str, settings: &FuseSettings) -> Mo
     }
 }
 
-/// What is asked of the kernel when a session starts. What an old kernel lacks is left out.
+/// The features and sizes that a session asks of the kernel. Features that an old kernel lacks are left out.
 pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
     let wanted = [
         InitFlags::FUSE_ASYNC_READ,
@@ -199,16 +198,16 @@ pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
         InitFlags::FUSE_DO_READDIRPLUS,
         InitFlags::FUSE_READDIRPLUS_AUTO,
         InitFlags::FUSE_AUTO_INVAL_DATA,
-        // A default ACL takes the umask's place, and the server knows whether there is one.
+        // A default ACL replaces the umask, and only the server knows whether there is one.
         InitFlags::FUSE_DONT_MASK,
         // Safe without any lifetime: a symlink's target never changes, and its number is never reused.
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
         // Access control lists are kept by the server and checked by the kernel.
         InitFlags::FUSE_POSIX_ACL,
-        // The server takes set-id bits and capabilities; the kernel's own way leaves some, and asks before every write.
+        // The server takes set-id bits and capabilities. The kernel's own way leaves some, and asks before every write.
         InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-        // File handles (name_to_handle_at(2)) hold while the kernel forgets inodes.
+        // File handles (name_to_handle_at(2)) stay valid when the kernel forgets inodes.
         InitFlags::FUSE_EXPORT_SUPPORT,
     ];
     let wanted = wanted.into_iter().fold(InitFlags::empty(), InitFlags::union);
@@ -221,7 +220,7 @@ pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
     }
 }
 
-/// What to do if FUSE cannot be used here.
+/// What to do if FUSE's device cannot be opened; empty if it can.
 fn device_advice(device: &Path) -> &'static str {
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(device);
     match opened.map_err(|error| error.kind()) {
@@ -237,8 +236,8 @@ fn device_advice(device: &Path) -> &'static str {
     }
 }
 
-/// Lets sessions have [`REQUEST_PAGES`]. The kernel's limit is one for all of FUSE; it is only raised. Needs root, and Linux 6.13;
-/// otherwise requests have 256 pages, and records in more of them are more than one append.
+/// Raises the kernel's limit to [`REQUEST_PAGES`]. The limit is one for all of FUSE, so it is only raised. This needs root and Linux 6.13; otherwise
+/// requests have 256 pages, and a record in more pages is more than one append.
 fn raise_page_limit() {
     let limit: Option<u32> =
         std::fs::read_to_string(PAGE_LIMIT).ok().and_then(|limit| limit.trim().parse().ok());
@@ -249,8 +248,8 @@ fn raise_page_limit() {
     }
 }
 
-/// Raises the kernel's readahead, which FUSE's handshake can only lower from 128 KiB. Needs root; without it
-/// sequential readers get smaller requests, and nothing else changes.
+/// Raises the kernel's readahead, which the FUSE handshake can only lower from 128 KiB. This needs root; without it sequential readers have smaller
+/// requests, and nothing else changes.
 fn raise_readahead(mountpoint: &Path, readahead_bytes: u32) {
     let raise = || -> io::Result<()> {
         let mountpoint = super::resolve_mountpoint(mountpoint)?;

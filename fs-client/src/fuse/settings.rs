@@ -1,19 +1,19 @@
-//! The settings of a mount. The names people use for these are in `cli/mount_options.rs`.
+//! The settings of a mount. `cli/mount_options.rs` has their names as mount options.
 
 use std::time::Duration;
 
-/// Threads that read `/dev/fuse`. Each serves one request at a time and waits for the server with it, so this
-/// bounds the requests in flight.
+/// The number of threads that read `/dev/fuse`. Each serves one request at a time and waits for the server with it, so this bounds the requests in
+/// flight.
 ///
 /// Measured over `shm` on two cores, MiB/s of one and four sequential readers and thousands of direct 4 KiB reads a second
 /// with 32 in flight: 2 threads 2,741 / 3,614 / 356, 4 threads 2,840 / 3,546 / 344, 8 threads 2,764 / 3,541 / 315, 16
 /// threads 2,676 / 3,410 / 289 (`scripts/measure-mount.sh`). Fewer are a little faster on data in memory; but each waits
 /// with its request for the server's disk, and eight keep a disk busy that two would leave idle.
 pub const DEFAULT_THREADS: usize = 8;
-/// Most threads that can be asked for: more would wait for a lane.
+/// The most threads that can be set: more would wait for a lane.
 pub const MAX_THREADS: usize = crate::session::MAX_CALLER_LANES;
-/// Readahead and asynchronous direct requests the kernel keeps in flight. Direct 4 KiB reads over `shm`, 32 in flight,
-/// thousands a second: 12 (the kernel's) 273, 64 333, 256 332 (`scripts/measure-mount.sh`, two cores).
+/// The number of readahead and asynchronous direct requests that the kernel keeps in flight. Thousands of direct 4 KiB reads per second over `shm`,
+/// with 32 in flight: 12 (the kernel's default) 273, 64 333, 256 332 (`scripts/measure-mount.sh`, two cores).
 pub const DEFAULT_MAX_BACKGROUND: u16 = 64;
 /// How far the kernel reads ahead of a sequential reader: one request of the largest size. One reader of cold files over
 /// `shm`, MiB/s: 128 KiB 2,249, 1 MiB 2,794, 4 MiB 3,042, but more than a request only takes memory from others
@@ -31,34 +31,34 @@ pub struct FuseSettings {
     pub entry_cache: Duration,
     /// How long the kernel may take a name for missing without asking.
     pub negative_cache: Duration,
-    /// Open every file past the page cache, and cache nothing (`cache=none`).
+    /// Whether every file is opened past the page cache, and nothing is cached (`cache=none`).
     pub uncached: bool,
-    /// Locks hold between mounts; otherwise the kernel keeps them for this one (`locks=local`).
+    /// Whether locks hold between mounts; otherwise the kernel keeps them for this mount (`locks=local`).
     pub cluster_locks: bool,
-    /// Refuse changes in the kernel already.
+    /// Whether the kernel refuses all changes.
     pub read_only: bool,
-    /// Let users other than the one who mounted in.
+    /// Whether users other than the one who mounted may use the mount.
     pub allow_other: bool,
-    /// Honour set-user-id and set-group-id bits.
+    /// Whether set-user-id and set-group-id bits count.
     pub suid: bool,
-    /// Let device nodes be opened.
+    /// Whether device nodes can be opened.
     pub dev: bool,
-    /// Let files be executed.
+    /// Whether files can be executed.
     pub exec: bool,
-    /// Do not keep access times.
+    /// Whether access times are not kept.
     pub no_atime: bool,
-    /// Background requests in flight.
+    /// The number of background requests in flight.
     pub max_background: u16,
-    /// Threads reading `/dev/fuse`.
+    /// The number of threads that read `/dev/fuse`.
     pub threads: usize,
-    /// Bytes the kernel reads ahead.
+    /// The number of bytes that the kernel reads ahead.
     pub readahead_bytes: u32,
 }
 
 impl Default for FuseSettings {
-    /// Those of root. Other users get no `allow_other` from `fusermount3`.
+    /// The settings for mounts of root. `fusermount3` does not give `allow_other` to other users.
     ///
-    /// Set-id bits and devices count only where that is asked for: whoever may write to the server would be root here.
+    /// Set-id bits and devices count only if the options ask for them: otherwise everybody who may write to the server would be root here.
     fn default() -> Self {
         Self {
             attr_cache: DEFAULT_CACHE,

@@ -1,15 +1,14 @@
-//! The age of the names that the kernel remembers: for each file its change counter when a name was looked up.
+//! The age of the names that the kernel remembers: for each file its change counter when one of its names was looked up.
 //!
-//! The kernel opens by number the file that a name meant up to an entry's lifetime ago. Others may have moved the file since, or put
-//! another one under that name: then that open would read, cut or write a file that has another name by now. So an open carries the
-//! counter that the kernel was told, and the server refuses it (`Stale`) if the file has lost a name since. The kernel looks the name up
-//! again then.
+//! The kernel opens by number the file that a name meant up to an entry's lifetime ago. Other clients may have moved the file since, or put another
+//! file under that name: then the open would read, cut or write a file that has another name by now. So an open carries the counter that the kernel
+//! was told, and the server refuses it (`Stale`) if the file has lost a name since. Then the kernel looks the name up again.
 //!
-//! An open does not say by which name it came. A file that was told under two names within one lifetime is opened with the earlier
-//! counter: one of the two names may be gone, also if the other was just looked up. Such an open may be refused in vain; the walk behind
-//! it finds the file, and that file is opened (`nameless`).
+//! An open does not say which name led to it. A file that was told under two names within one lifetime is opened with the earlier counter: one of the
+//! two names may be gone, even if the other was just looked up. Such an open may be refused needlessly; the lookup after it finds the file, and that
+//! file is then opened (`nameless`).
 //!
-//! Directories are not noted: names below a directory are asked for in that directory, wherever it is by now.
+//! Directories are not noted: names below a directory are looked up in that directory, wherever it is by now.
 
 use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::InodeNo;
@@ -18,12 +17,12 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
-/// Files remembered; beyond that all are forgotten, and opened as they were before somebody moved them, for a lifetime.
+/// The most files that are remembered. Beyond that all are forgotten, and for a lifetime their opens are not protected against moves.
 const CAPACITY: usize = 65_536;
-/// What is told arrives at the kernel later than it is noted here.
+/// An answer reaches the kernel up to this much later than it is noted here.
 const LATE: Duration = Duration::from_secs(4);
 
-/// Stands for a directory and a name in it. Two that are alike cost the care for two names, with one in 2^64.
+/// A hash of a directory and a name in it. If two are equal by chance, with a probability of 2^-64, two names are treated as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NameId(u64);
 
@@ -35,7 +34,7 @@ impl NameId {
     }
 }
 
-/// A change counter that counts until then.
+/// A change counter that the kernel was told, and the time until which the kernel may remember it.
 #[derive(Clone, Copy, Debug)]
 struct Telling {
     change: u64,
@@ -44,14 +43,14 @@ struct Telling {
 
 #[derive(Debug)]
 struct Told {
-    /// The name it was told under last.
+    /// The name under which the file was told last.
     name: NameId,
     last: Telling,
-    /// The earliest that counts of what was told under other names.
+    /// The earliest counter that the kernel may still remember of the file's other names.
     others: Option<Telling>,
 }
 
-/// What was told, by inode.
+/// The tellings, by inode.
 #[derive(Debug)]
 pub(super) struct ToldNames {
     lifetime: Duration,
@@ -59,12 +58,12 @@ pub(super) struct ToldNames {
 }
 
 impl ToldNames {
-    /// Entries live so long in the kernel.
+    /// Nothing was told yet. Entries live in the kernel for `lifetime`.
     pub(super) fn new(lifetime: Duration) -> Self {
         Self { lifetime: lifetime + LATE, told: Mutex::default() }
     }
 
-    /// The kernel is told that this name means this.
+    /// The kernel is told that this name means this file.
     pub(super) fn told(&self, name: NameId, attr: &Attr) {
         self.told_at(Instant::now(), name, attr);
     }
@@ -86,12 +85,12 @@ impl ToldNames {
         told.insert(attr.ino, Told { name, last, others });
     }
 
-    /// The kernel itself has moved a name: it remembers the file under the new one, and not under the old one any more. If it
-    /// `exchanges`, what had the new one has the old one now.
+    /// The kernel itself has moved a name: it remembers the file under the new name and not under the old one. With `exchanges`, the file of the new
+    /// name has the old one now.
     pub(super) fn moved(&self, from: NameId, to: NameId, exchanges: bool, attr: &Attr) {
         let mut told = self.told.lock();
         if exchanges {
-            // Rare enough to look at all.
+            // Exchanges are rare enough to search all files.
             told.values_mut().filter(|told| told.name == to).for_each(|told| told.name = from);
         }
         if let Some(told) = told.get_mut(&attr.ino).filter(|told| told.name == from) {
@@ -101,7 +100,7 @@ impl ToldNames {
         self.told(to, attr);
     }
 
-    /// What an open says; 0: nothing is known.
+    /// The counter that an open carries; 0 if nothing is known.
     pub(super) fn of(&self, ino: InodeNo) -> u64 {
         self.of_at(Instant::now(), ino)
     }

@@ -1,7 +1,7 @@
 //! The extended attributes that exist on a mount.
 //!
-//! `user.`, `trusted.` and `security.` are kept as they come; the kernel checks permissions for them. Of `system.` there are
-//! the access control lists, where the kernel checks those.
+//! Attributes of `user.`, `trusted.` and `security.` are kept as they are; the kernel checks permissions for them. Of `system.` only the access
+//! control lists exist, and only where the kernel checks them.
 
 use super::lacking::Lack;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, CAPABILITY_XATTR, DEFAULT_ACL_XATTR};
@@ -13,8 +13,8 @@ pub(super) fn is_supported(name: &[u8]) -> bool {
         .any(|prefix| name.len() > prefix.len() && name.starts_with(prefix))
 }
 
-/// The names (each ended by NUL) that a user is shown: `trusted.` is root's, as the kernel has it for its own file systems. Of FUSE's it shows
-/// whatever it is told.
+/// The names (each ended by NUL) that a user is shown. `trusted.` names are shown to root only, as in the kernel's own file systems; of a FUSE file
+/// system the kernel shows all that it is told.
 pub(super) fn shown_to(uid: u32, names: Vec<u8>) -> Vec<u8> {
     if uid == 0 {
         return names;
@@ -23,12 +23,12 @@ pub(super) fn shown_to(uid: u32, names: Vec<u8>) -> Vec<u8> {
     shown.flatten().copied().collect()
 }
 
-/// Whether it is an access control list.
+/// Whether this is the name of an access control list.
 pub(super) fn is_acl(name: &[u8]) -> bool {
     name == ACCESS_ACL_XATTR || name == DEFAULT_ACL_XATTR
 }
 
-/// What a file lacks that has no such attribute, if that is remembered.
+/// The lack that means that a file does not have this attribute, if that is remembered.
 pub(super) fn lack_of(name: &[u8]) -> Option<Lack> {
     match name {
         CAPABILITY_XATTR => Some(Lack::Capability),

@@ -6,10 +6,10 @@
 
 use cuttlefs_common::ids::FilePage;
 
-/// Bytes kept a file: enough for 32 GiB. Larger files' tails are read one-sidedly without a look.
+/// The most bytes that are kept for a file: enough for 32 GiB. The rest of larger files is read one-sidedly without a check.
 pub(super) const MAX_BITMAP_BYTES: usize = 1 << 20;
 
-/// Bits as pulled.
+/// The bits as they were pulled.
 #[derive(Debug, Default)]
 pub(super) struct PageBitmap {
     bytes: Vec<u8>,

@@ -10,19 +10,19 @@ use std::time::Duration;
 
 /// The paper's period.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
-/// Faster than that a pull is no better than the reads it saves.
+/// With a shorter period pulls cost more than the reads that they save.
 const SHORTEST: Duration = Duration::from_millis(30);
-/// One read in so many may travel twice.
+/// At most one read of this many may travel twice.
 const TWICE_ALLOWED: u64 = 1_000;
-/// With fewer than one in so many the next pull can wait longer.
+/// If fewer than one read of this many travels twice, the period is doubled.
 const TWICE_FEW: u64 = 4 * TWICE_ALLOWED;
-/// Bytes of bitmaps pulled in a second at most, but for one pull each: a file of 32 GiB has one MiB, for which the target's
-/// NIC looks at eight million entries, some 30 milliseconds of its time.
+/// The most bytes of bitmaps that are pulled per second, except that no pull is put off for longer than `LONGEST`. The bitmap of a file of 32 GiB
+/// has 1 MiB, for which the target's NIC reads eight million entries in some 30 ms.
 const MAX_BYTES_PER_SECOND: u64 = 1 << 20;
 
 const _: () = assert!(SHORTEST.as_millis() < LONGEST.as_millis());
 
-/// The current period.
+/// The current period, and the counts at the last pull.
 #[derive(Debug)]
 pub(super) struct BitmapPace {
     period: Duration,

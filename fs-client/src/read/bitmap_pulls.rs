@@ -1,4 +1,4 @@
-//! Pulls of page bitmaps: the control thread makes them, as often as [`BitmapPace`] says.
+//! Pulls of page bitmaps, by the control thread, as often as [`BitmapPace`] says.
 
 use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::{CachedRegion, Reads};
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Gives all regions of a mount's open files.
+/// Returns the regions of all open files of a mount.
 type AllRegions = Box<dyn Fn() -> Vec<Arc<CachedRegion>> + Send>;
 
-/// See the module.
+/// The control thread's task that pulls bitmaps.
 pub(crate) struct BitmapPulls {
     reads: Arc<Reads>,
     regions: AllRegions,
@@ -20,7 +20,7 @@ pub(crate) struct BitmapPulls {
 }
 
 impl BitmapPulls {
-    /// Of the regions that `regions` gives.
+    /// A task that pulls the bitmaps of the regions that `regions` returns.
     pub(crate) fn new(reads: Arc<Reads>, regions: AllRegions) -> Self {
         Self { reads, regions, pace: BitmapPace::default(), next: Instant::now() + LONGEST }
     }

@@ -1,27 +1,27 @@
-//! Memory that file bytes are read to on their way to the kernel: as many buffers as there are reads at once, the one that was given
-//! back last first, so that one reader uses one.
+//! Buffers for file bytes on their way to the kernel. There are as many as reads at a time. The buffer that was given back last is lent first, so
+//! that a single reader uses a single buffer.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Buffers kept at most; there is one for each read that is under way, at most a thread's each.
+/// The most buffers that are kept. Each read under way has one, so there are at most as many as threads.
 const KEPT_MAX: usize = 64;
 
-/// See the module.
+/// The buffers; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct ReadBuffers {
     free: Mutex<Vec<Vec<u8>>>,
-    /// One was used since somebody last looked. Relaxed: a hint.
+    /// Whether a buffer was lent since the last check. Relaxed: a hint.
     used: AtomicBool,
 }
 
 impl ReadBuffers {
-    /// Lends a buffer of this length; what is in it is anybody's.
+    /// Lends a buffer of this length to `use_it`. Its contents are those of any earlier read.
     pub(crate) fn lend<T>(&self, len: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
         self.used.store(true, Ordering::Relaxed);
         let mut buffer = self.free.lock().pop().unwrap_or_default();
         if buffer.len() < len {
-            // Of new memory only what is used is resident.
+            // A new allocation is resident only where it is used.
             buffer = vec![0; len];
         }
         let used = use_it(&mut buffer[..len]);
@@ -32,12 +32,12 @@ impl ReadBuffers {
         used
     }
 
-    /// Whether any was lent since this was last asked.
+    /// Whether a buffer was lent since the last call.
     pub(crate) fn take_used(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed)
     }
 
-    /// Frees those that are not lent.
+    /// Frees the buffers that are not lent.
     pub(crate) fn free(&self) {
         self.free.lock().clear();
     }

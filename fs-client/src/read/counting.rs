@@ -14,20 +14,20 @@ use cuttlefs_common::rpc::{RemoteBuffer, Request};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What the control thread has shared.
+/// The counters that the control thread has shared.
 #[derive(Default)]
 pub(crate) struct CountSharing {
-    /// Registered for as long as it is shared.
+    /// Registered as long as it is shared.
     region: Option<Arc<dyn MemoryRegion>>,
-    /// Over which connection.
+    /// The connection over which it is shared.
     over: Option<u64>,
 }
 
 impl CountSharing {
-    /// Makes and shares the counters unless they are shared over the standing connection already.
+    /// Makes the counters and shares them, unless they are already shared over the standing connection.
     ///
     /// # Errors
-    /// As the call's; it is not tried again on this connection.
+    /// The error of the call; sharing is not tried again on this connection.
     fn share(&mut self, session: &Session, lane: &mut SessionLane<'_>) -> Result<(), FsError> {
         let Some(connection) = lane.connection_number() else {
             return Ok(());
@@ -43,7 +43,7 @@ impl CountSharing {
             return Ok(());
         };
         let counters = match attachment.counting.get() {
-            // Of this session already: it is told over the new connection where they are.
+            // The session has counters already: the server is told over the new connection where they are.
             Some(counters) => counters.clone(),
             None => match AccessCounters::new(shape) {
                 Ok(counters) => counters,
@@ -61,14 +61,14 @@ impl CountSharing {
             }
         };
         let buffer = RemoteBuffer { rkey: region.rkey(), offset: 0, len: shape.len_bytes() as u32 };
-        // Kept before the server knows it: it may read at once.
+        // Stored before the server knows of it, because the server may read at once.
         self.region = Some(region);
         let caller = session.own_caller();
         let shared = lane.call(&caller, |_| Request::ShareCounters { buffer }, |_, _| Ok(()));
         // The call may have reconnected.
         self.over = lane.connection_number();
         shared?;
-        // As is the attachment; what was there before is the same memory.
+        // The attachment may be a new one. If it has counters already, they are in the same memory.
         if let Some(attachment) = session.attachment() {
             let _ = attachment.counting.set(counters);
         }
@@ -83,12 +83,12 @@ impl Task for CountSharing {
             Err(error) => tracing::debug!(%error, "the server does not pull counters"),
             Ok(()) => {}
         }
-        // With the next connection: the thread wakes when this one is gone.
+        // Nothing to do until the next connection: the thread wakes when this one is gone.
         Ok(None)
     }
 }
 
-/// Counts the pages a one-sided read brought, for the server, which cannot see it (TeRM section 4.4).
+/// Counts the pages that a one-sided read brought, for the server, which cannot see such reads (TeRM section 4.4).
 pub(super) fn count(counters: &AccessCounters, filekey: FileKey, offset: u64, got: &OneSided) {
     if got.valid_len == 0 {
         return;

@@ -1,8 +1,8 @@
 //! Sparse fetch (TeRM section 4.2): one RPC for all the pages of a request that are missing.
 //!
-//! Of a short request the pages come in the reply: a WRITE and its acknowledgement would cost more than the copy. Of a
-//! longer one the server pushes them into the lane's data buffer by RDMA WRITE, each at its place in the request. From
-//! there they are copied into the caller's buffer. Pages that are not in the set are not touched.
+//! The pages of a short request come in the reply: a WRITE and its acknowledgement would cost more than the copy. Those of a longer one are pushed by
+//! the server into the lane's data buffer by RDMA WRITE, each at its place in the request, and are copied from there into the caller's buffer. Pages
+//! that are not in the set are not changed.
 
 use super::Reads;
 use crate::session::{ServerOpen, SessionLane};
@@ -13,11 +13,10 @@ use cuttlefs_common::status::Status;
 use std::sync::atomic::Ordering;
 
 impl Reads {
-    /// Fetches the pages of `missing` into their places in `out`. Returns how many bytes of the request precede the
-    /// end of the file.
+    /// Fetches the pages of `missing` into their places in `out`. Returns how many bytes of the request precede the end of the file.
     ///
     /// # Errors
-    /// As the server says; an SSD error is an error for the whole request, never bytes that are not the file's.
+    /// The server's error. An SSD error is an error of the whole request: no read returns other bytes than the file's.
     pub(super) fn fetch(
         &self,
         lane: &mut SessionLane<'_>,

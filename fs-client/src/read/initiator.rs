@@ -1,4 +1,4 @@
-//! Initiator translation over a link that maps the target's tables: plain loads from the target's tables and frames (DESIGN section 2).
+//! Initiator translation over a link that maps the target's tables: plain loads from the target's tables and frames.
 //!
 //! Order of loads: slot (generation, size), then for each page: residency entry, frame bytes, residency entry
 //! again; last the slot's generation again. Equal entries prove that the copy is that pool page, untorn; an equal
@@ -12,16 +12,16 @@ use crate::session::MappedWindows;
 use cuttlefs_common::ids::{FileSlot, PAGE_SIZE};
 use cuttlefs_common::region::{ExtentState, PageSet, divide};
 
-/// Why the tables gave no answer.
+/// Why a read by the tables gave no answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoAnswer {
-    /// The slot is not (any longer) this file's: ask by RPC.
+    /// The slot is not this file's, or not any more: ask by RPC.
     SlotGone,
-    /// The cached layout is of another generation, or does not reach far enough: ask for it again.
+    /// The cached layout is of another generation, or does not reach far enough: request it again.
     LayoutStale,
 }
 
-/// Reads `[offset, offset + out.len())` of the file in `slot` whose layout is `layout`.
+/// Reads `[offset, offset + out.len())` of the file in `slot` with this layout.
 pub(super) fn read(
     windows: &MappedWindows,
     slot: FileSlot,
@@ -143,11 +143,11 @@ mod tests {
     fn numbers_from_a_broken_peer_are_checked() {
         let windows = windows();
         let mut out = vec![0; 100];
-        // A frame past the window.
+        // A frame beyond the window.
         windows.residency.begin_change(PoolPage(10));
         windows.residency.end_change(PoolPage(10), FrameIndex(u32::MAX), false);
         assert!(read(&windows, SLOT, &layout(7), 0, &mut out).expect("answer").missing.contains(0));
-        // A pool page past the table.
+        // A pool page beyond the table.
         let wild = CachedLayout::new(
             FilePage(0),
             Layout {

@@ -7,10 +7,10 @@ use cuttlefs_common::ids::FilePage;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::Layout;
 
-/// Extents asked for at once; a file of so many pieces is badly fragmented, and the reply still fits one message.
+/// The most extents in one answer. A file with so many is badly fragmented, and the reply still fits one message.
 pub(super) const MAX_EXTENTS: u32 = 1024;
 
-/// Extents of one generation, known from `first` until `until`.
+/// Extents of one generation. They are known from `first` to the layout's `known_until`.
 #[derive(Debug)]
 pub(super) struct CachedLayout {
     first: FilePage,
@@ -18,9 +18,9 @@ pub(super) struct CachedLayout {
 }
 
 impl CachedLayout {
-    /// What the server answered to a question about `first` on.
+    /// The server's answer to a request for the layout from `first` on.
     pub(super) fn new(first: FilePage, mut layout: Layout) -> Self {
-        // The server sends them in order; a lookup by halves relies on it, so it is made true, not assumed.
+        // The server sends the extents in order, and the binary search needs that order. Sort them nevertheless, because the server is not trusted.
         layout.extents.retain(|extent| {
             let ends =
                 [extent.file_page.0, extent.pool_page.0].map(|page| page.checked_add(extent.len_pages));
@@ -38,7 +38,7 @@ impl CachedLayout {
     /// The extent that covers a page; `None` for a hole.
     ///
     /// # Errors
-    /// `LayoutStale` if the page lies outside what is known.
+    /// `LayoutStale` if the page is outside of the known range.
     pub(super) fn find(&self, page: FilePage) -> Result<Option<&Extent>, NoAnswer> {
         if page < self.first || self.layout.known_until.is_some_and(|until| page >= until) {
             return Err(NoAnswer::LayoutStale);

@@ -1,6 +1,6 @@
 //! Reads: the part of a request that goes one-sidedly, and the way of the rest.
 //!
-//! [`Reads::read`] goes `plan` -> `target` or `initiator` -> `fetch`. Two translators give the same answer (DESIGN section 2), for each page
+//! [`Reads::read`] goes `plan` -> `target` or `initiator` -> `fetch`. Two translators give the same answer, for each page
 //! `Filled` or `Missing`. The initiator follows the server's tables itself: `initiator` with loads, over links that map them, `remote` with
 //! READs. `target` lets the target's NIC engine do it. The code above them does not know which one ran.
 //!
@@ -43,11 +43,11 @@ use buffers::ReadBuffers;
 use counters::ReadCounters;
 use cuttlefs_common::region::PageSet;
 
-/// What a one-sided read brought.
+/// The result of a one-sided read.
 #[derive(Debug, PartialEq, Eq)]
 struct OneSided {
     /// Bytes of the request that precede the end of the file.
     valid_len: usize,
-    /// Pages of the request that were not there; all others are in the caller's buffer.
+    /// The pages of the request that could not be read; all others are in the caller's buffer.
     missing: PageSet,
 }

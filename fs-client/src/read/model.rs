@@ -1,4 +1,4 @@
-//! Both ways of initiator translation for the model checker, which stands outside of the crate (tests/page_model.rs).
+//! Both ways of initiator translation for the model checker, which is outside of this crate (tests/page_model.rs).
 
 use super::frame_guesses::FrameGuesses;
 use super::layout::CachedLayout;
@@ -11,7 +11,7 @@ use cuttlefs_common::region::{FileTable, ResidencyTable};
 use cuttlefs_common::rpc::Layout;
 use std::sync::Arc;
 
-/// Reads the beginning of a file of the server whose windows these are; whether all of it was there.
+/// Reads the beginning of a file of the server with these windows. Returns whether all of it could be read.
 pub fn read_as_initiator(
     frames: Arc<SharedMemory>,
     residency: ResidencyTable,
@@ -25,12 +25,12 @@ pub fn read_as_initiator(
     got.is_ok_and(|got| got.valid_len == out.len() && got.missing.is_empty())
 }
 
-/// The same by READs of the windows, with what is guessed of frames from one read to the next.
+/// As [`read_as_initiator`], but by READs of the windows. Keeps guesses of frames from one read to the next.
 #[derive(Debug, Default)]
 pub struct RemoteReader(FrameGuesses);
 
 impl RemoteReader {
-    /// One that has looked at the first page of the layout before.
+    /// A reader that knows the entry of the layout's first page.
     pub fn guessing(residency: &ResidencyTable, layout: Layout) -> Self {
         let page = layout.extents[0].pool_page;
         let reader = Self::default();

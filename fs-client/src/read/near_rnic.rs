@@ -1,22 +1,21 @@
 //! READs of windows in this process: for tests and the model checker.
 
 use super::remote::ReadsPieces;
-use crate::session::RemoteWindows;
-use crate::transport::{DATA_LEN, Landing, PROOFS_LEN, Piece};
+use crate::transport::{DATA_LEN, Landing, PROOFS_LEN, Piece, RemoteWindows};
 use cuttlefs_common::ids::Rkey;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Remote, RemoteRange};
 use std::sync::Arc;
 
-/// See the module.
+/// Executes READs of windows in this process.
 pub(super) struct NearRnic {
-    /// Frames, residency table, file table; their keys are their places here.
+    /// Frames, residency table and file table. The index here is a window's rkey.
     windows: [Arc<SharedMemory>; 3],
     data: Vec<u8>,
     proofs: Vec<u8>,
-    /// Doorbells rung.
+    /// The number of doorbells so far.
     pub(super) doorbells: usize,
-    /// Run before each doorbell.
+    /// Called before each doorbell with its number.
     pub(super) meanwhile: Box<dyn FnMut(usize)>,
 }
 
@@ -31,7 +30,7 @@ impl NearRnic {
         Self { windows: [frames, residency, files], data, proofs, doorbells: 0, meanwhile: Box::new(|_| ()) }
     }
 
-    /// Where the windows are.
+    /// The windows' rkeys and lengths.
     pub(super) fn windows(&self) -> RemoteWindows {
         let range =
             |place: usize| RemoteRange { rkey: Rkey(place as u32), len: self.windows[place].len() as u64 };

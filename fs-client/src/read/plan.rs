@@ -1,10 +1,10 @@
-//! The plan of a target-translated read: runs of pages that go one-sidedly, and pages the bitmap says are on SSD,
-//! which go straight to the fetch.
+//! The plan of a target-translated read: the runs of pages to read one-sidedly, and the pages that are on SSD by the bitmap, which are fetched at
+//! once.
 
 use super::bitmap::PageBitmap;
 use cuttlefs_common::region::{PageSet, divide};
 
-/// Which parts of a request travel how.
+/// Which parts of a request are read one-sidedly, and which are fetched.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     runs: Vec<(usize, usize)>,
@@ -12,7 +12,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Cuts `[offset, offset + len)` by the bitmap.
+    /// Divides `[offset, offset + len)` by the bitmap.
     pub(super) fn new(bitmap: &PageBitmap, offset: u64, len: usize) -> Self {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let mut absent = PageSet::none_of_range(offset, len);
@@ -29,7 +29,7 @@ impl Plan {
         Self { runs, absent }
     }
 
-    /// Runs to read one-sidedly: (offset in the request, length), in order, not touching each other.
+    /// The runs to read one-sidedly: (offset in the request, length), in order and not touching each other.
     pub(super) fn runs(&self) -> &[(usize, usize)] {
         &self.runs
     }

@@ -1,4 +1,4 @@
-//! The way of a read: plan, one-sided, fetch.
+//! The steps of a read: plan, one-sided read, fetch.
 
 use super::bitmap::PageBitmap;
 use super::frame_guesses::FrameGuesses;
@@ -19,21 +19,21 @@ use std::sync::atomic::Ordering;
 /// would otherwise keep its readers asking.
 const LAYOUT_ATTEMPTS: usize = 2;
 
-/// What a mount reads with.
+/// The state of a mount's reads.
 #[derive(Default)]
 pub(crate) struct Reads {
-    /// Memory for bytes on their way to the kernel.
+    /// Buffers for bytes on their way to the kernel.
     pub(crate) buffers: ReadBuffers,
-    /// Figures.
+    /// The counts of this mount's reads.
     pub(crate) counters: ReadCounters,
     frame_guesses: FrameGuesses,
 }
 
 impl Reads {
-    /// Reads `[offset, offset + out.len())`; returns how many bytes precede the end of the file.
+    /// Reads `[offset, offset + out.len())`. Returns how many of these bytes precede the end of the file.
     ///
     /// # Errors
-    /// As the server says.
+    /// The server's error.
     pub(crate) fn read(
         &self,
         session: &Session,
@@ -45,7 +45,6 @@ impl Reads {
         if out.is_empty() {
             return Ok(0);
         }
-        // One-sided reads ask nobody who could wait for them.
         match self.one_sided(session, caller, region, offset, out)? {
             Some(got) if got.missing.is_empty() => Ok(got.valid_len),
             Some(got) => {
@@ -62,7 +61,7 @@ impl Reads {
         }
     }
 
-    /// What can be had without the server's CPU, counted; `None`: nothing, fetch it all.
+    /// Reads what can be had without the server's CPU, and counts it. `None`: nothing can, so fetch everything.
     fn one_sided(
         &self,
         session: &Session,
@@ -99,8 +98,7 @@ impl Reads {
         offset: u64,
         out: &mut [u8],
     ) -> Result<Option<OneSided>, FsError> {
-        // The pattern is the server's that the attachment is of: a lane that has moved on to the next one must not be looked
-        // at with it.
+        // The magic pattern belongs to the attachment's server, so it must not be applied to a lane that has moved on to the next server.
         let belongs = |lane: &SessionLane<'_>| lane.is_attached_to(attachment.attached.session);
         let is_whole = attachment.attached.one_sided == OneSidedReads::Whole;
         let plan = if is_whole {
@@ -145,18 +143,18 @@ impl Reads {
             return Ok(None);
         };
         for _ in 0..=LAYOUT_ATTEMPTS {
-            // A lane that is read with is given back before the layout is asked for.
+            // The lane of a read is given back before the layout is requested.
             let got = match windows {
                 Windows::Mapped(windows) => {
                     region.with_layout(|layout| initiator::read(windows, slot, layout, offset, out).map(Some))
                 }
-                Windows::Remote(windows) => {
+                Windows::Remote => {
                     let mut lane = session.borrow_lane()?;
-                    if !lane.is_attached_to(attachment.attached.session) {
+                    let Some(windows) = lane.windows_in(attachment.attached.session) else {
                         return Ok(None);
-                    }
+                    };
                     region.with_layout(|layout| {
-                        remote::read(&mut lane, windows, &self.frame_guesses, slot, layout, offset, out)
+                        remote::read(&mut lane, &windows, &self.frame_guesses, slot, layout, offset, out)
                     })
                 }
             };
@@ -174,7 +172,7 @@ impl Reads {
     }
 }
 
-/// Asks for the layout around a page. Small files are asked for whole, so that one answer serves all reads.
+/// Requests the layout around a page. It begins at page 0 if that reaches far enough, so that for a small file one answer serves all reads.
 fn ask_layout(
     session: &Session,
     caller: &Caller,
@@ -184,7 +182,7 @@ fn ask_layout(
     let asked_by = Cell::new(region.open().filekey());
     let ask = |first_page: FilePage| {
         let build = || {
-            // A recovery between two attempts changes it.
+            // A recovery between two attempts changes the filekey.
             asked_by.set(region.open().filekey());
             Request::Layout { filekey: asked_by.get(), first_page, max_extents: MAX_EXTENTS }
         };

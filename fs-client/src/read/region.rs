@@ -20,19 +20,19 @@ struct KnownLayout {
     layout: CachedLayout,
 }
 
-/// See the module.
+/// The cached part of a file's region; see the module.
 #[derive(Debug)]
 pub(crate) struct CachedRegion {
     open: Arc<ServerOpen>,
     layout: ArcSwapOption<KnownLayout>,
     bitmap: RwLock<PageBitmap>,
-    /// Read since the last pull: only such files' bitmaps are pulled. Length of the file as last seen, in pages.
+    /// The number of pages up to the end of the furthest read: as far as bitmaps are pulled.
     read_pages: AtomicU64,
     was_read: AtomicBool,
 }
 
 impl CachedRegion {
-    /// Nothing is known of it yet.
+    /// A region of which nothing is known yet.
     pub(crate) fn new(open: Arc<ServerOpen>) -> Self {
         Self {
             open,
@@ -48,30 +48,30 @@ impl CachedRegion {
         &self.open
     }
 
-    /// Looks at the layout, if it is known.
+    /// Hands the layout to `look`, if it is known for the present filekey.
     pub(super) fn with_layout<T>(&self, look: impl FnOnce(&CachedLayout) -> T) -> Option<T> {
         let known = self.layout.load();
         let known = known.as_ref().filter(|known| known.asked_by == self.open.bound_key());
         known.map(|known| look(&known.layout))
     }
 
-    /// Remembers the layout that the server told of the file with this key.
+    /// Remembers a layout, which the server sent for this filekey.
     pub(super) fn set_layout(&self, asked_by: FileKey, layout: CachedLayout) {
         self.layout.store(Some(Arc::new(KnownLayout { asked_by, layout })));
     }
 
-    /// Looks at the bitmap.
+    /// Hands the bitmap to `look`.
     pub(super) fn with_bitmap<T>(&self, look: impl FnOnce(&PageBitmap) -> T) -> T {
         look(&self.bitmap.read())
     }
 
-    /// Notes a read up to `end_page`, so that the bitmap is pulled that far.
+    /// Notes a read up to `end_page`, so that the next pull covers it.
     pub(super) fn note_read(&self, end_page: u64) {
         self.read_pages.fetch_max(end_page, Ordering::Relaxed);
         self.was_read.store(true, Ordering::Relaxed);
     }
 
-    /// Pulls the bitmap one-sidedly if the file was read since the last time; gives how many reads and bytes that took.
+    /// Pulls the bitmap one-sidedly if the file was read since the last pull. Returns the number of READs and bytes of that.
     pub(super) fn pull_bitmap(&self, lane: &mut SessionLane<'_>) -> Pulled {
         self.open.unless_closing(|| self.pull(lane)).unwrap_or_default()
     }
@@ -100,11 +100,11 @@ impl CachedRegion {
     }
 }
 
-/// What it took to pull bitmaps.
+/// The cost of pulls of bitmaps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pulled {
     pub(super) reads: u64,
-    /// 0 where it was not pulled.
+    /// 0 if nothing was pulled.
     pub(super) bytes: u64,
 }
 
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(region.with_layout(CachedLayout::generation), None);
         region.set_layout(FileKey(7), layout());
         assert_eq!(region.with_layout(CachedLayout::generation), Some(3));
-        // Told by a server before the one that the file has this key of.
+        // This layout belongs to an earlier filekey, from another server.
         region.set_layout(FileKey(6), layout());
         assert_eq!(region.with_layout(CachedLayout::generation), None);
     }

@@ -1,4 +1,4 @@
-//! Initiator translation over a link that maps nothing: the target's tables and frames are READ (DESIGN section 2).
+//! Initiator translation over a link that maps nothing: the target's tables and frames are READ.
 //!
 //! One doorbell brings everything that a read of some pages needs, in this order: the file's slot, the pages' residency entries, their bytes,
 //! the entries again, the slot again. READs of a queue pair see memory no older than earlier ones did, so the proof of a mapped read
@@ -18,8 +18,8 @@ use super::OneSided;
 use super::frame_guesses::FrameGuesses;
 use super::initiator::NoAnswer;
 use super::layout::CachedLayout;
-use crate::session::{RemoteWindows, SessionLane};
-use crate::transport::{Landing, MAX_RUNS, PROOFS_LEN, Piece};
+use crate::session::SessionLane;
+use crate::transport::{Landing, MAX_RUNS, PROOFS_LEN, Piece, RemoteWindows};
 use cuttlefs_common::ids::{FileSlot, PAGE_SIZE_U64, PoolPage, Rkey};
 use cuttlefs_common::rdma::Remote;
 use cuttlefs_common::region::{
@@ -27,26 +27,26 @@ use cuttlefs_common::region::{
     divide,
 };
 
-/// Pages of a doorbell.
+/// The most pages of a doorbell.
 const PAGES: usize = 32;
-/// The slot, as READ first, and its generation, as READ last.
+/// The offsets in the proofs of the file's slot, which is READ first, and of its generation, which is READ last.
 const SLOT_BEFORE: usize = 0;
 const SLOT_AFTER: usize = FileTable::VIEW_LEN;
-/// The entries, as READ before the bytes and behind them.
+/// The offsets in the proofs of the residency entries that are READ before the bytes, and of those that are READ after them.
 const ENTRIES_BEFORE: usize = 64;
 const ENTRIES_AFTER: usize = ENTRIES_BEFORE + PAGES * ENTRY;
 const ENTRY: usize = 8;
 const _: () = assert!(ENTRIES_AFTER + PAGES * ENTRY <= PROOFS_LEN);
-// Each page may have an entry far from the others', twice, and bytes.
+// Each page may need an entry far from the others, twice, and its bytes.
 const _: () = assert!(2 + 3 * PAGES <= MAX_RUNS);
 
-/// Who READs, and where what was read lands.
+/// An RNIC that executes READs, and the memory where the bytes land.
 pub(super) trait ReadsPieces {
-    /// Reads all of them, in order, with one doorbell. `None`: the link or the target refused.
+    /// Reads all pieces, in order, with one doorbell. `None`: the link or the target refused.
     fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()>;
-    /// Copies what landed among the data.
+    /// Copies bytes that landed among the data.
     fn data(&self, at: usize, out: &mut [u8]);
-    /// Copies what landed among the proofs.
+    /// Copies bytes that landed among the proofs.
     fn proof(&self, at: usize, out: &mut [u8]);
 }
 
@@ -67,24 +67,23 @@ impl ReadsPieces for SessionLane<'_> {
 
 /// A page of the request that has a place in the pool.
 struct Wanted {
-    /// Its number in the request.
+    /// The page's number in the request.
     index: usize,
     part: PagePart,
     pool: PoolPage,
-    /// What its entry may be.
+    /// A guess of its residency entry.
     guess: Option<ResidencyEntry>,
 }
 
-/// What became of a page.
+/// The result for a page.
 enum Came {
     Filled,
     Missing,
-    /// It is somewhere else than was guessed.
+    /// The page is in another frame than was guessed; this is its entry.
     Elsewhere(ResidencyEntry),
 }
 
-/// Reads `[offset, offset + out.len())` of the file in `slot` whose layout is `layout`. `None`: the link or the target refused; fetch
-/// everything.
+/// Reads `[offset, offset + out.len())` of the file in `slot` with this layout. `None`: the link or the target refused, so fetch everything.
 pub(super) fn read(
     rnic: &mut impl ReadsPieces,
     windows: &RemoteWindows,
@@ -138,9 +137,9 @@ struct Reading<'r, R> {
     rnic: &'r mut R,
     windows: &'r RemoteWindows,
     guesses: &'r FrameGuesses,
-    /// Where the file's slot is.
+    /// The offset of the file's slot in the file table.
     slot: u64,
-    /// Of the layout.
+    /// The layout's generation.
     generation: u64,
 }
 
@@ -149,13 +148,13 @@ impl<R: ReadsPieces> Reading<'_, R> {
         page.0.checked_mul(ENTRY as u64).is_some_and(|at| self.windows.residency.contains(at, ENTRY as u64))
     }
 
-    /// Where a page's bytes are if its entry is this, and there is such a frame.
+    /// The offset of a page's bytes among the frames, by this entry; `None` if the entry names no frame.
     fn bytes_at(&self, entry: ResidencyEntry, part: &PagePart) -> Option<u64> {
         let at = u64::from(entry.frame().0) * PAGE_SIZE_U64 + part.offset_in_page as u64;
         (entry.is_resident() && self.windows.frames.contains(at, part.len as u64)).then_some(at)
     }
 
-    /// Brings pages into their places in `out`. Gives the smallest size of the file that was looked at.
+    /// Reads pages into their places in `out`. Returns the smallest size of the file among the looks.
     fn pages(
         &mut self,
         mut wanted: Vec<Wanted>,
@@ -187,7 +186,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         Ok(Some(size))
     }
 
-    /// What is READ for these pages.
+    /// The pieces to READ for these pages.
     fn pieces(&self, wanted: &[Wanted]) -> Vec<Piece> {
         let RemoteWindows { frames, residency, files } = self.windows;
         let piece = |rkey: Rkey, offset: u64, len: usize, to: Landing| {
@@ -218,7 +217,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         pieces
     }
 
-    /// The slot as it was all the while.
+    /// The slot, if it did not change during the doorbell.
     fn view(&self) -> Result<FileSlotView, NoAnswer> {
         let mut bytes = [0; FileTable::VIEW_LEN];
         self.rnic.proof(SLOT_BEFORE, &mut bytes);
@@ -234,7 +233,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         Ok(view)
     }
 
-    /// Looks at what came for the page at this place among the wanted ones.
+    /// Checks what came for the page at this place among the wanted ones.
     fn look(&self, place: usize, page: &Wanted, out: &mut [u8]) -> Came {
         let entry = |at: usize| {
             let mut bytes = [0; ENTRY];
@@ -246,7 +245,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         if !before.validates(after) || self.bytes_at(before, &page.part).is_none() {
             return Came::Missing;
         }
-        // The bytes were asked for at the guess.
+        // The bytes were read from the guessed frame.
         if page.guess.is_none_or(|guess| guess.frame() != before.frame()) {
             return Came::Elsewhere(before);
         }

@@ -1,32 +1,32 @@
 //! A count that many threads add to with every read.
 //!
-//! One atomic would be a line that all cores fetch from each other: on two cores a tenth of the time of a one-sided
-//! read. So it is spread: each thread adds to a line of its own, or one it shares with few. Relaxed: a figure.
+//! With a single atomic all cores would fetch the same cache line from each other, which took a tenth of the time of a one-sided read on two cores.
+//! So the count is spread: each thread adds to a line of its own, or to one that it shares with few others. Relaxed: it is only a figure.
 
 use crossbeam::utils::CachePadded;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Lines of a count: as many as threads that read at once on machines of today's size, more or less.
+/// The number of cache lines of a count: about as many as threads that read at once on today's machines.
 const LINES: usize = 16;
 
-/// Given to the next thread that adds.
+/// The line for the next thread that adds.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static LINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % LINES;
 }
 
-/// A spread count.
+/// A count that is spread over several cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct SpreadCount([CachePadded<AtomicU64>; LINES]);
 
 impl SpreadCount {
-    /// Adds to it.
+    /// Adds to the count.
     pub(super) fn add(&self, count: u64) {
         self.0[LINE.with(|line| *line)].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// What it is at about this moment.
+    /// The approximate count at this moment.
     pub(crate) fn get(&self) -> u64 {
         self.0.iter().map(|line| line.load(Ordering::Relaxed)).sum()
     }

@@ -7,7 +7,8 @@ use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rdma::Remote;
 use cuttlefs_common::region::{MagicPattern, PageSet, divide};
 
-/// Reads the pages the plan sends one-sidedly. Without a pattern every page is there. `None`: the link or the target refused; fetch everything.
+/// Reads the runs of the plan one-sidedly. Without a magic pattern every page counts as there. `None`: the link or the target refused, so fetch
+/// everything.
 pub(super) fn read(
     lane: &mut SessionLane<'_>,
     filekey: FileKey,

@@ -1,7 +1,7 @@
 //! Attaching: this mount's first message on every connection.
 
 use super::Session;
-use crate::transport::{Attach, FsError, Lane, Link};
+use crate::transport::{Attach, FsError, Lane, Link, Told};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::RdmaError;
 use cuttlefs_common::rpc::{Reply, Request};
@@ -13,7 +13,7 @@ impl Attach for Session {
         &self.link
     }
 
-    fn attach(&self, lane: &mut Lane, windows: &[Arc<SharedMemory>]) -> Result<u64, RdmaError> {
+    fn attach(&self, lane: &mut Lane, windows: &[Arc<SharedMemory>]) -> Result<Told, RdmaError> {
         let request = Request::Attach {
             secret: self.secret,
             label: &self.options.label,
@@ -44,19 +44,19 @@ impl Attach for Session {
             }
             Err(status) => return Err(refused(status.to_string())),
         };
-        let number = attached.session;
+        let session = attached.session;
         let epoch = attached.server_epoch;
         let durable_answers = attached.durable_answers;
-        self.attachment.attached(attached, windows, self.reads_tables());
+        let windows = self.attachment.attached(attached, windows, self.reads_tables());
         let mut recovered = self.recovered.lock();
         if recovered.number == 0 {
             // The mount's first attach: nothing is open yet.
-            recovered.number = number;
+            recovered.number = session;
             recovered.epoch = epoch;
-            self.unsynced.begin_session(number, durable_answers);
-            self.begin_locks(number);
+            self.unsynced.begin_session(session, durable_answers);
+            self.begin_locks(session);
         }
-        Ok(number)
+        Ok(Told { session, windows })
     }
 
     fn recover(&self, lane: &mut Lane, number: u64) -> Result<bool, FsError> {

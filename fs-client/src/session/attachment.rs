@@ -1,21 +1,24 @@
-//! The session's knowledge of the server it is attached to, and the server's tables, where this side may read them.
+//! The session's knowledge of the server it is attached to, and the server's tables, where this side maps them.
+//!
+//! The keys of tables that are READ are no part of it: a key is good at the RNIC that gave it, and the connections of a session may lead to
+//! several of the server's RNICs (a host name with several addresses). Each connection keeps its own ([`RemoteWindows`]).
 
 use super::Session;
+use crate::transport::RemoteWindows;
 use arc_swap::ArcSwapOption;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
 use cuttlefs_common::rpc::Attached;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 
-/// The server's tables: what initiator translation reads.
+/// The server's tables, which an initiator reads to translate.
 #[derive(Clone)]
 pub(crate) enum Windows {
-    /// With loads.
+    /// Read with loads.
     Mapped(Arc<MappedWindows>),
-    /// With READs.
-    Remote(RemoteWindows),
+    /// With READs, by the keys of the connection that they go over.
+    Remote,
 }
 
 /// The server's tables, mapped.
@@ -28,25 +31,14 @@ pub(crate) struct MappedWindows {
     pub(crate) files: FileTable,
 }
 
-/// Where the server's tables are, for READs.
-#[derive(Clone, Copy)]
-pub(crate) struct RemoteWindows {
-    /// The frames.
-    pub(crate) frames: RemoteRange,
-    /// The residency table.
-    pub(crate) residency: RemoteRange,
-    /// The file table.
-    pub(crate) files: RemoteRange,
-}
-
 /// What the session knows of the server it is attached to.
 #[derive(Clone)]
 pub(crate) struct Attachment {
     pub(crate) attached: Attached,
-    /// This side translates. Stays true when the windows are dropped.
+    /// Whether this side translates. It stays true when the windows are dropped.
     pub(crate) initiator_translates: bool,
     pub(crate) windows: Option<Windows>,
-    /// Where one-sided reads are counted, once the server has been told. Stays when the windows are dropped.
+    /// The counters of one-sided reads, once the server was told where they are. They stay when the windows are dropped.
     pub(crate) counting: Arc<OnceLock<AccessCounters>>,
 }
 
@@ -61,22 +53,27 @@ impl std::ops::Deref for AttachmentGuard {
     }
 }
 
-/// The attachment of a session that has one.
+/// The attachment of a session, once there is one.
 #[derive(Default)]
 pub(super) struct CurrentAttachment {
-    /// Read by every one-sided read, on both cores at once: no reader writes to a line they share.
+    /// Read by every one-sided read, on all cores at once: no reader writes to a shared cache line.
     current: ArcSwapOption<Attachment>,
-    /// Held to change it.
+    /// Held for a change of `current`.
     changing: Mutex<()>,
 }
 
 impl CurrentAttachment {
     /// A connection was attached, and maps `mapped`. `reads_tables`: the server's tables are read where they are not mapped and the
-    /// server told where they are. What is known of the same session already stays.
-    pub(super) fn attached(&self, attached: Attached, mapped: &[Arc<SharedMemory>], reads_tables: bool) {
+    /// server told where they are; gives where that is for this connection. What is known of the same session already stays.
+    pub(super) fn attached(
+        &self,
+        attached: Attached,
+        mapped: &[Arc<SharedMemory>],
+        reads_tables: bool,
+    ) -> Option<RemoteWindows> {
         let _alone = self.changing.lock();
-        let told = attached.windows.filter(|_| reads_tables).map(Windows::remote);
-        let windows = Windows::mapped(mapped).or(told);
+        let told = attached.windows.filter(|_| reads_tables).map(RemoteWindows::from);
+        let windows = Windows::mapped(mapped).or(told.map(|_| Windows::Remote));
         let known = self.current.load().as_ref().is_some_and(|known| {
             known.attached.session == attached.session && (known.windows.is_some() || windows.is_none())
         });
@@ -88,9 +85,10 @@ impl CurrentAttachment {
                 counting: Arc::default(),
             })));
         }
+        told
     }
 
-    /// The connection that brought the windows is gone: nobody may read them any more.
+    /// The connection that brought the windows is gone, so nobody may read them any more.
     pub(super) fn drop_windows(&self) {
         let _alone = self.changing.lock();
         if let Some(current) = self.current.load().as_ref()
@@ -113,32 +111,28 @@ impl Windows {
             files: FileTable::over(files.clone()),
         })))
     }
-
-    fn remote([frames, residency, files]: [RemoteRange; 3]) -> Self {
-        Self::Remote(RemoteWindows { frames, residency, files })
-    }
 }
 
 impl Session {
-    /// The current attachment, looked at once for all a read wants of it: no reference is counted.
+    /// The current attachment, for all that one read needs of it. Counts no reference.
     pub(crate) fn look(&self) -> Option<AttachmentGuard> {
         let attachment = self.attachment.current.load();
         attachment.is_some().then_some(AttachmentGuard(attachment))
     }
 
-    /// The same, to be kept.
+    /// As `look`, but to be kept.
     pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
         self.attachment.current.load_full()
     }
 
-    /// Whether tables are read that are not mapped: where nobody else translates, or when told to.
+    /// Whether this side reads tables that are not mapped: where the target does not translate, or if the options say so.
     pub(super) fn reads_tables(&self) -> bool {
         self.options.initiator_translates || !self.link.has_file_regions()
     }
 
     /// Whether the server's tables are READ.
     pub(crate) fn reads_remote_tables(&self) -> bool {
-        self.look().is_some_and(|attachment| matches!(attachment.windows, Some(Windows::Remote(_))))
+        self.look().is_some_and(|attachment| matches!(attachment.windows, Some(Windows::Remote)))
     }
 
     /// Whether the target translates file addresses on this link.
@@ -146,7 +140,7 @@ impl Session {
         self.look().is_some_and(|attachment| self.target_translates_for(&attachment))
     }
 
-    /// The same of an attachment.
+    /// Whether the target translates file addresses under this attachment.
     pub(crate) fn target_translates_for(&self, attachment: &Attachment) -> bool {
         self.link.has_file_regions() && !attachment.initiator_translates
     }

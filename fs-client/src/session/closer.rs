@@ -11,12 +11,12 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Closes waiting to be sent. When so many wait, close(2) waits for the closer.
+/// The most closes that wait to be sent. At that number close(2) waits for the closer.
 const CLOSE_QUEUE: usize = 16_384;
-/// How long the closer gathers before it sends: a build closes thousands of files a second, and nothing waits
-/// for a close but the space of files that were unlinked while open.
+/// How long the closer gathers closes before it sends them. A build closes thousands of files per second, and only the space of unlinked open files
+/// waits for a close.
 const CLOSE_GATHER: Duration = Duration::from_millis(3);
-/// Closes in one request.
+/// The most closes in one request.
 const CLOSE_BATCH: usize = 512;
 
 #[derive(Debug, Default)]
@@ -25,11 +25,11 @@ struct Closing {
     ended: bool,
 }
 
-/// What is to be closed.
+/// The files that wait to be closed.
 #[derive(Debug, Default)]
 pub(super) struct CloseQueue {
     closing: Mutex<Closing>,
-    /// Told when the first close waits, and when there is room again.
+    /// Notified when the first close waits, and when there is room again.
     changed: Condvar,
 }
 
@@ -46,7 +46,7 @@ impl CloseQueue {
         }
     }
 
-    /// Waits until there is something to close; `false` when the session has ended.
+    /// Waits until a file waits to be closed; `false` when the session has ended.
     fn wait(&self) -> bool {
         let mut closing = self.closing.lock();
         while closing.files.is_empty() && !closing.ended {
@@ -55,7 +55,7 @@ impl CloseQueue {
         !closing.ended
     }
 
-    /// Takes what waits to be closed.
+    /// Takes all files that wait to be closed.
     fn take(&self) -> Vec<Arc<ServerOpen>> {
         let files = std::mem::take(&mut self.closing.lock().files);
         self.changed.notify_all();
@@ -70,7 +70,7 @@ impl CloseQueue {
 }
 
 impl Session {
-    /// Closes a file at the server: soon and in a batch, or at once where there are no threads.
+    /// Closes a file at the server: soon and in a batch, or at once where there are no background threads.
     pub(crate) fn close(&self, file: Arc<ServerOpen>) {
         if self.options.background {
             return self.closes.put(file);
@@ -82,7 +82,7 @@ impl Session {
         self.opens.forget(&file);
     }
 
-    /// Closes files. An error: the mount ends.
+    /// Closes files at the server. An error means that the mount ends.
     fn close_batch(&self, mut files: Vec<Arc<ServerOpen>>) -> Result<(), FsError> {
         while !files.is_empty() {
             let sent = RefCell::new(Vec::<FileKey>::new());
@@ -102,8 +102,8 @@ impl Session {
                 Err(FsError::ShutDown) => return Err(FsError::ShutDown),
                 Err(error) => tracing::warn!(%error, "closing files failed"),
             }
-            // A recovery that began before the files were forgotten has opened them again: those keys are to be
-            // closed too, or the space of unlinked files never comes back.
+            // A recovery that began before the files were forgotten has opened them again. Close those filekeys too, or the space of unlinked files
+            // never becomes free.
             self.wait_for_recovery();
             let mut closed = sent.into_inner().into_iter();
             files.retain(|file| closed.next() != Some(file.bound_key()));
@@ -112,7 +112,7 @@ impl Session {
     }
 }
 
-/// The thread. Ends when the session is shut down.
+/// The body of the thread. Ends when the session is shut down.
 pub(super) fn run(session: &Session) {
     while session.closes.wait() {
         panic_ends::plant("closer");

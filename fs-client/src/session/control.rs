@@ -1,8 +1,7 @@
 //! The session's background threads.
 //!
-//! *control* owns one lane: it sends heartbeats, notices at once when the server dies (so that no thread reads the
-//! windows of a dead server), and does the tasks that upper layers have handed over: [`Task`]. *closer* closes
-//! (`closer`), *syncer* syncs (`syncer`). All end when the session is shut down.
+//! *control* owns one lane. It sends heartbeats, notices at once when the server dies (so that no thread reads the windows of a dead server), and
+//! runs the tasks of upper layers ([`Task`]). *closer* closes files (`closer`), *syncer* syncs (`syncer`). All end when the session is shut down.
 
 use super::{Session, SessionLane, closer, syncer};
 use crate::transport::FsError;
@@ -11,21 +10,21 @@ use cuttlefs_common::rpc::Request;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Something the control thread does beside heartbeats.
+/// A task that the control thread does beside heartbeats.
 pub(crate) trait Task: Send {
-    /// Called whenever the thread wakes: when something came over its lane, and when it is time for a task or a heartbeat. Gives when it is
-    /// to be called again at the latest, if there is such a time.
+    /// Called whenever the thread wakes: when something has come over its lane, and when a task or a heartbeat is due. Returns the latest time of the
+    /// next call, if there is one.
     ///
     /// # Errors
-    /// `ShutDown` if the mount ends; others are the task's own matter.
+    /// `ShutDown` if the mount ends. Other errors are only logged, and the task is tried again.
     fn run(&mut self, session: &Session, lane: &mut SessionLane<'_>) -> Result<Option<Instant>, FsError>;
 }
 
-/// The lease of a server that has not told its own.
+/// The lease in ms that is assumed before a server has told its own.
 const UNKNOWN_LEASE_MS: u32 = 30_000;
 
 impl Session {
-    /// Starts what a mount has running beside its calls, if it is to.
+    /// Starts the background threads of a mount, if the options ask for them.
     pub(crate) fn start(self: &Arc<Self>, tasks: Vec<Box<dyn Task>>) {
         if !self.options.background {
             return;

@@ -23,16 +23,16 @@ pub(crate) struct LossesTold(AtomicU64);
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     number: u64,
-    /// Some handle was.
+    /// Whether some handle was told of it.
     was_told: bool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Number of the last one.
+    /// The number of the last loss.
     last: u64,
     of: HashMap<InodeNo, Loss>,
-    /// What counts for files that are not known: all of them may have lost bytes then.
+    /// The number that counts for files that are not in `of`: each of them may have lost bytes then.
     of_others: u64,
 }
 
@@ -42,14 +42,14 @@ impl State {
     }
 }
 
-/// See the module.
+/// The losses of a mount; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
     state: Mutex<State>,
 }
 
 impl Losses {
-    /// Written bytes of this file were lost, or nobody knows.
+    /// Written bytes of this file were lost, or may have been.
     pub(super) fn note(&self, ino: InodeNo) {
         let mut state = self.state.lock();
         state.last += 1;
@@ -66,7 +66,7 @@ impl Losses {
         state.of.insert(ino, Loss { number, was_told: false });
     }
 
-    /// What a handle that is opened now need not be told.
+    /// The losses that a handle that is opened now need not be told of.
     pub(crate) fn before_open(&self, ino: InodeNo) -> LossesTold {
         let state = self.state.lock();
         let known = match state.of.get(&ino) {
@@ -76,7 +76,7 @@ impl Losses {
         LossesTold(AtomicU64::new(known))
     }
 
-    /// Whether a handle is to be told of a loss; from now on it was.
+    /// Whether a handle must be told of a loss. If so, it counts as told from now on.
     pub(crate) fn tell(&self, ino: InodeNo, told: &LossesTold) -> bool {
         let mut state = self.state.lock();
         let number = state.number(ino);
@@ -90,7 +90,7 @@ impl Losses {
         true
     }
 
-    /// Whether a handle is still to be told of a loss.
+    /// Whether a handle must still be told of a loss.
     pub(crate) fn are_untold(&self, ino: InodeNo, told: &LossesTold) -> bool {
         told.0.load(Ordering::Relaxed) < self.state.lock().number(ino)
     }

@@ -1,7 +1,7 @@
 //! A mount's session with a server: its identity, its open files and locks there, and their recovery after a kill of the server.
 //!
-//! Owns the state that a new server has to be told: open files (`server_opens`), locks (`locks`), and copies of changes that no sync
-//! has covered (`unsynced`). All lanes of the link share the session, which the secret that was drawn at mount time opens.
+//! A session owns the state that a new server must be told: open files (`server_opens`), locks (`locks`), and copies of unsynced changes
+//! (`unsynced`). All lanes of the link share the session, which a secret drawn at mount time opens.
 //!
 //! # Invariants
 //! * After the server lost the session (restart, expiry), no request goes out before open files and locks are reclaimed.
@@ -21,7 +21,7 @@ mod settle;
 mod syncer;
 mod unsynced;
 
-pub(crate) use attachment::{Attachment, MappedWindows, RemoteWindows, Windows};
+pub(crate) use attachment::{Attachment, MappedWindows, Windows};
 pub(crate) use control::Task;
 pub use locks::{GrantedLock, LockWaiter};
 pub(crate) use losses::LossesTold;
@@ -47,11 +47,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use unsynced::Unsynced;
 
-/// How a mount stands.
+/// Whether the server is away, and the changes that depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// `None`: the server answers, as far as is known.
+    /// Since when the server is away, and why. `None`: it answers, as far as is known.
     pub away: Option<Away>,
+    /// The server answers, and the connection for heartbeats cannot be made.
+    pub unheard: Option<Away>,
     /// What would be lost if the mount ended while the server is away.
     pub unsynced: UnsyncedChanges,
 }
@@ -62,7 +64,7 @@ pub(crate) type SessionLane<'s> = LaneGuard<'s, Session>;
 /// A session and its lanes.
 pub struct Session {
     options: SessionOptions,
-    /// Proves that the session is this mount's.
+    /// Proves that the session belongs to this mount.
     secret: SessionSecret,
     link: Link,
     attachment: CurrentAttachment,
@@ -72,9 +74,9 @@ pub struct Session {
     closes: CloseQueue,
     seen: SeenChanges,
     unsynced: Unsynced,
-    /// Changes of contents that waited for a sync, so that there was room to keep them.
+    /// How often a change of contents waited for a sync to get room for its copy.
     unsynced_waits: AtomicU64,
-    /// Held by a call that syncs for room, where nothing runs but calls.
+    /// Held by a call that syncs for room, in a process without background threads.
     syncing: Mutex<()>,
     locks: OwnLocks,
 }
@@ -83,7 +85,7 @@ impl Session {
     /// Connects and attaches.
     ///
     /// # Errors
-    /// `RdmaError` if the server cannot be reached at all or refuses: at mount time there is nobody to wait for.
+    /// `RdmaError` if the server cannot be reached or refuses: nothing waits for it at mount time.
     pub fn connect(
         device: Arc<dyn Device>,
         options: SessionOptions,
@@ -94,10 +96,10 @@ impl Session {
         Ok(Arc::new(session))
     }
 
-    /// Asks a server for its status, without a session: also who is exported nothing, or a directory that is not there, is told.
+    /// Asks a server for its status, without a session: so the status is also for a user to whom nothing, or a missing directory, is exported.
     ///
     /// # Errors
-    /// As `connect`; the inner one is the server's.
+    /// The outer error is as in `connect`; the inner one is the server's.
     pub fn ask_status(
         device: Arc<dyn Device>,
         options: SessionOptions,
@@ -139,27 +141,27 @@ impl Session {
         })
     }
 
-    /// Its lanes, and what they share.
+    /// The link: its lanes, and the state that they share.
     pub(crate) fn link(&self) -> &Link {
         &self.link
     }
 
-    /// What this mount has open at the server.
+    /// The files that this mount has open at the server.
     pub(crate) fn opens(&self) -> &ServerOpens {
         &self.opens
     }
 
-    /// What this mount last saw of files' change counters.
+    /// The change counters of files that this mount saw last.
     pub(crate) fn seen(&self) -> &SeenChanges {
         &self.seen
     }
 
-    /// Written bytes the server may still lose.
+    /// Changes that the server may still lose.
     pub(crate) fn unsynced(&self) -> &Unsynced {
         &self.unsynced
     }
 
-    /// Changes of contents that waited for a sync, so that there was room to keep them.
+    /// How often a change of contents waited for a sync to get room for its copy.
     pub(crate) fn unsynced_waits(&self) -> u64 {
         self.unsynced_waits.load(Ordering::Relaxed)
     }
@@ -169,32 +171,32 @@ impl Session {
         self.look().map_or(InodeNo::ROOT, |attachment| attachment.attached.root)
     }
 
-    /// Where the server is.
+    /// The server's endpoint.
     pub fn endpoint(&self) -> &Endpoint {
         self.link.endpoint()
     }
 
-    /// A caller of the client's own, for requests no FUSE request stands behind.
+    /// A caller for requests of the client's own, which belong to no FUSE request.
     pub fn own_caller(&self) -> Caller {
         self.link.own_caller()
     }
 
-    /// How long an answer may take before its connection is given up and it is asked for on another one.
+    /// Sets how long an answer may take before its connection is given up and the request is sent on another one.
     pub fn set_answer_patience(&self, patience: Duration) {
         self.link.set_answer_patience(patience);
     }
 
-    /// Whether the server was away when somebody last asked it for something.
+    /// Whether the server was away at the last request.
     pub fn is_away(&self) -> bool {
         self.link.is_away()
     }
 
-    /// How the mount stands.
+    /// Whether the server is away, and the changes that would be lost.
     pub(crate) fn condition(&self) -> Condition {
-        Condition { away: self.link.away(), unsynced: self.unsynced.changes() }
+        Condition { away: self.link.away(), unheard: self.link.unheard(), unsynced: self.unsynced.changes() }
     }
 
-    /// For status: what is told of its RNIC if that is hardware.
+    /// The figures of the RNIC, if it is hardware, for status.
     pub(crate) fn hardware(&self) -> Option<HardwareFigures> {
         self.link.hardware()
     }
@@ -212,7 +214,7 @@ impl Session {
         SessionLane::own(self, CONTROL_LANE)
     }
 
-    /// The lane over which it is asked how waits for locks ended.
+    /// The lane for the question how waits for locks ended.
     fn locks_lane(&self) -> SessionLane<'_> {
         SessionLane::own(self, LOCKS_LANE)
     }
@@ -231,7 +233,7 @@ impl Session {
         self.borrow_lane()?.call(caller, |_| build(), |reply, _| take(reply))
     }
 
-    /// As `call`, and the number of the session that answered.
+    /// As `call`. Returns the number of the session that answered, too.
     pub(crate) fn call_noting_session<'r, T>(
         &self,
         caller: &Caller,
@@ -243,10 +245,10 @@ impl Session {
         Ok((answer, lane.session_number()))
     }
 
-    /// Makes everything durable at the server; this mount's copies of unsynced writes are then not needed any more.
+    /// Makes everything durable at the server. After that the mount's copies of earlier changes are dropped.
     ///
     /// # Errors
-    /// As the server says.
+    /// The error of the request.
     pub fn sync_all(&self, caller: &Caller) -> Result<(), FsError> {
         let mark = self.unsynced.mark();
         self.call(caller, || Request::Sync(SyncScope::All), |_| Ok(()))?;
@@ -254,7 +256,8 @@ impl Session {
         Ok(())
     }
 
-    /// Sleeps, but not past the end of the mount; where nothing runs but calls, everything else goes on meanwhile. Not for who holds a lane.
+    /// Sleeps until `time` is over or the mount ends. In a process without background threads, lets everything else go on meanwhile. The caller must
+    /// not hold a lane.
     fn rest(&self, time: Duration) {
         if self.options.background { self.link.pause(time) } else { self.control_lane().lane().idle(time) }
     }
@@ -270,7 +273,7 @@ impl Session {
             return;
         }
         let is_there = self.attachment().is_some() && !self.is_away();
-        // First: what is sent behind the good-bye would begin another session.
+        // First, because a request that is sent after the detach would begin another session.
         self.link.shut_down();
         self.unsynced.end_waits();
         if is_there {
@@ -280,16 +283,16 @@ impl Session {
         self.closes.end();
     }
 
-    /// Says good-bye over a connection that stands: whoever ends a mount may never have asked for anything himself, and lanes
-    /// connect when they are first used.
+    /// Detaches, over a connection that stands if there is one: lanes connect when they are first used, and the thread that ends the mount may have
+    /// used none.
     fn detach(&self) {
-        // Nobody gives up here, so there is a lane.
+        // Shutting down is never interrupted, so there is a lane.
         let lane = SessionLane::connected(self).or_else(|| self.borrow_lane().ok());
         let Some(mut lane) = lane else { return };
         if lane.is_connected() {
             lane.lane().detach(&self.link);
         } else if let Err(error) = lane.lane().connect_once(self) {
-            // Who connects to a mount that ends says good-bye.
+            // A lane that connects to the server of a mount that ends detaches by itself.
             tracing::debug!(%error, "the mount has ended");
         }
     }

@@ -5,32 +5,31 @@ use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::world::Clock;
 use std::sync::Arc;
 
-/// Lanes that are lent to no caller.
+/// The number of lanes that are not lent to callers.
 pub(super) const OWN_LANES: usize = 2;
-/// Of them the control thread's.
+/// Of them the control thread's: the one that a link expects heartbeats to go out over.
 pub(super) const CONTROL_LANE: usize = 0;
-/// And the one over which it is asked how waits for locks ended.
+/// The lane for the question how waits for locks ended.
 pub(super) const LOCKS_LANE: usize = 1;
-/// Lanes callers can have: one of the session's slots is recovery's.
+/// The most lanes for callers: one of the session's slots is for recovery.
 pub const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - OWN_LANES - 1;
 
 /// What a session needs to know before it connects.
 pub struct SessionOptions {
-    /// Where the server is.
+    /// The server's endpoint.
     pub endpoint: Endpoint,
-    /// For people: host and mount point.
+    /// A label for people: host and mount point.
     pub label: String,
-    /// Directory of the export to mount; empty: all of it.
+    /// The directory of the export to mount; empty: the whole export.
     pub subtree: Vec<u8>,
-    /// Lanes for callers; bounded by the session's slots.
+    /// The number of lanes for callers, bounded by the session's slots.
     pub lanes: usize,
-    /// What copies of unsynced changes take at most; then changes wait for a sync.
+    /// The most bytes of copies of unsynced changes. At that bound changes wait for a sync.
     pub unsynced_bytes: usize,
-    /// By what patience is measured.
+    /// The clock for time limits.
     pub clock: Arc<dyn Clock>,
-    /// Reads the server's tables itself where it is told where they are, though the target would translate.
+    /// Whether this side reads the server's tables, if the server says where they are, although the target would translate.
     pub initiator_translates: bool,
-    /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without, nothing runs but calls:
-    /// for a simulation in one thread.
+    /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without them only calls run, as a simulation in one thread needs it.
     pub background: bool,
 }

@@ -6,13 +6,13 @@ use crate::transport::{FsError, Lane};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{RECLAIM_FILES_MAX, Reclaim, Reply, Request, Rights, SyncScope};
 
-/// How far recovery is.
+/// The progress of recovery.
 pub(super) struct Recovered {
-    /// The session that open files are reclaimed for; 0 before the first.
+    /// The session in which open files are reclaimed; 0 before the first session.
     pub(super) number: u64,
-    /// Epoch of the server that session is of.
+    /// The epoch of that session's server.
     pub(super) epoch: u64,
-    /// Number of the next request in recovery's slot.
+    /// The number of the next request in recovery's slot.
     seq: u64,
 }
 
@@ -24,35 +24,34 @@ impl Default for Recovered {
 }
 
 impl Session {
-    /// Epoch of the server that the last recovery was for.
+    /// The epoch of the server of the last recovery.
     pub(crate) fn recovered_epoch(&self) -> u64 {
         self.recovered.lock().epoch
     }
 
-    /// Whether there was a recovery since then, and the server may still lose what it answers.
+    /// Whether there was a recovery since `epoch`, of a server that may lose what it answers.
     pub(crate) fn recovered_since(&self, epoch: u64) -> bool {
         self.recovered.lock().epoch != epoch && !self.unsynced.answers_are_durable()
     }
 
-    /// Returns once no recovery runs that began before.
+    /// Waits for the end of a recovery that is under way.
     pub(super) fn wait_for_recovery(&self) {
         drop(self.recovered.lock());
     }
 
-    /// Reclaims every open file and lock in the session `lane` is attached to, unless they are of it. `false`: the connection broke meanwhile.
+    /// Reclaims every open file and lock in the session to which `lane` is attached, unless that is done. `false`: the connection broke.
     pub(super) fn reclaim_in(&self, lane: &mut Lane, number: u64) -> Result<bool, FsError> {
         let mut recovered = self.recovered.lock();
         let recovered = &mut *recovered;
         if recovered.number == number {
             return Ok(true);
         }
-        // Uses up the number of a request that an attempt before this one may have left without an answer, so that none
-        // of ours gets that answer. It also tells a lane whose session is over already, for another one has recovered the next:
-        // that is nothing to recover.
+        // This uses up the number of a request that an earlier attempt may have left unanswered, so that no later request gets that answer. It also
+        // fails on a lane whose session is over because another lane has recovered the next one: then there is nothing to recover.
         if !matches!(lane.call_recovering(&self.link, &Request::Heartbeat, &mut recovered.seq), Some(Ok(_))) {
             return Ok(false);
         }
-        // What is answered from here on by the server that is gone its caller restores.
+        // Changes that the lost server has answered, but that are not noted yet, are restored by their callers from here on.
         self.unsynced.begin_recovery();
         let files = self.opens.all();
         tracing::info!(files = files.len(), "the server lost our session; reclaiming open files");
@@ -72,15 +71,15 @@ impl Session {
                 file.rebind(opened.as_ref());
             }
         }
-        // Before bytes are written again, which may take long: others wait until everybody has his locks.
+        // Before bytes are restored, which may take long: other clients wait until all locks are reclaimed.
         if self.recover_locks(lane, number, &mut recovered.seq).is_none() {
             return Ok(false);
         }
         let Some(attachment) = self.attachment() else {
             return Ok(false);
         };
-        // A server that only ended the session (its lease ran out) has lost no byte; others may have written since.
-        // Nor has one that wrote everything back before it stopped.
+        // A server that only ended the session (its lease ran out) has lost no byte, and others may have written since. A server that wrote
+        // everything back before it stopped has lost nothing either.
         let epoch = attachment.attached.server_epoch;
         if attachment.attached.clean_predecessor == Some(recovered.epoch) {
             self.unsynced.synced(None, self.unsynced.mark());
@@ -97,8 +96,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Has the server restore what the one before it may have lost, and makes that durable: it is of a life of the server that is
-    /// over, and what comes from here on of the next. `None`: the connection broke, all of it is tried again.
+    /// Has the server restore what the one before may have lost, and makes it durable: the copies belong to an earlier life of the server, and new
+    /// changes to this one. `None`: the connection broke, and everything is tried again.
     fn restore_all(&self, lane: &mut Lane, seq: &mut u64) -> Option<()> {
         let files = self.unsynced.files();
         if files.is_empty() {
@@ -117,8 +116,8 @@ impl Session {
     }
 
     fn restore_file(&self, lane: &mut Lane, ino: InodeNo, seq: &mut u64) -> Option<()> {
-        // Each with a key of its own: whoever wrote may have closed the file.
-        // What was never open here was cut by its name.
+        // Each file is opened with a filekey of its own, because the program may have closed it. A file that was never open for writing here was cut
+        // by its name.
         let cut = Reclaim { ino, rights: Rights { read: false, write: true }, ticket: None };
         let files = vec![self.opens.reclaim_written(ino).unwrap_or(cut)];
         let opened = match lane.call_recovering(&self.link, &Request::Reclaim { files }, seq)? {
@@ -129,7 +128,7 @@ impl Session {
             Err(_) => None,
         };
         let Some(opened) = opened else {
-            // Gone, so that nobody asks for its bytes, or not to be written any more.
+            // The file is gone, so its bytes are not needed, or it may not be written any more.
             self.unsynced.give_up(ino, self.unsynced.mark());
             return Some(());
         };

@@ -5,7 +5,7 @@ use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Inodes remembered; beyond that all are forgotten, which costs the kernel's cache, not correctness.
+/// The most inodes that are remembered. Beyond that all are forgotten, which costs cached pages, not correctness.
 const CAPACITY: usize = 65_536;
 
 /// Change counters by inode.
@@ -15,7 +15,7 @@ pub(crate) struct SeenChanges {
 }
 
 impl SeenChanges {
-    /// The file is opened at this counter. `true`: nobody but this mount changed it since it was last seen.
+    /// A file was opened at this counter. Returns whether only this mount has changed it since the counter was last seen.
     pub(crate) fn opened(&self, ino: InodeNo, change: u64) -> bool {
         let mut seen = self.seen.lock();
         if seen.len() >= CAPACITY {
@@ -24,7 +24,7 @@ impl SeenChanges {
         seen.insert(ino, change) == Some(change)
     }
 
-    /// This mount's own change moved the counter. If somebody else's fell between, the pages are no longer good.
+    /// This mount's own change moved the counter. If another client's change fell in between, the cached pages are not good any more.
     pub(crate) fn changed_by_us(&self, ino: InodeNo, change: u64) {
         let mut seen = self.seen.lock();
         if let Some(last) = seen.get_mut(&ino) {

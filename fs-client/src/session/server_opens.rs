@@ -1,7 +1,7 @@
 //! Open files of this mount at the server: their filekeys there, and their recovery from the next server.
 //!
-//! A recovery reclaims all of them and gives each its new filekey and slot ([`ServerOpen::rebind`]); a lost lock fences the open that it
-//! was taken through. Upper layers may use what they remember of a file by a filekey or a slot as long as the open has that filekey.
+//! A recovery reclaims all of them and gives each its new filekey and slot ([`ServerOpen::rebind`]). A lost lock fences the open file through which
+//! it was taken. Upper layers may use what they have cached by a filekey or a slot as long as the open file has that filekey.
 
 use cuttlefs_common::ids::{FileKey, FileSlot, InodeNo};
 use cuttlefs_common::rpc::{OpenTicket, Opened, Reclaim, Rights};
@@ -14,36 +14,37 @@ const NO_SLOT: u64 = u64::MAX;
 /// No server gives this key out.
 const NO_KEY: u64 = 0;
 
-/// A file as opened at the server, once. Shared by the handle, the closer and recovery.
+/// One open of a file at the server. Shared by the handle, the closer and recovery.
 #[derive(Debug)]
 pub(crate) struct ServerOpen {
     number: u64,
     ino: InodeNo,
     rights: Rights,
     ticket: OpenTicket,
-    /// Both written by recovery alone, the key first; read by every request, relaxed: a request with an old key fails at the server
-    /// and is built again after recovery. Whoever sees a slot (acquire, written with release) sees the key it came with, or a later one.
+    /// Filekey and slot are written only by recovery, the filekey first, and read by every request, relaxed: a request with an old filekey fails at
+    /// the server and is built again after recovery. A thread that sees a slot (acquire; written with release) sees the filekey that came with it, or
+    /// a later one.
     filekey: AtomicU64,
     slot: AtomicU64,
-    /// The server is going to be told that it is closed. Held while its key is used beside requests.
+    /// Whether the server is going to be told of the close. Locked while the filekey is used outside of requests.
     is_closing: Mutex<bool>,
-    /// A lock that was taken through it was lost. Set once, by recovery, before any other request goes out (release); read
-    /// when a request is made, and behind it (acquire).
+    /// Whether a lock that was taken through this open file was lost. Set once, by recovery, before any other request goes out (release). Read when a
+    /// request is built, and after it (acquire).
     fenced: AtomicBool,
 }
 
 impl ServerOpen {
-    /// Names it among this mount's.
+    /// The number of this open among the mount's.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Nothing goes through it any more.
+    /// From now on no request may use this open file.
     pub(super) fn fence(&self) {
         self.fenced.store(true, Ordering::Release);
     }
 
-    /// Whether nothing may go through it any more.
+    /// Whether no request may use this open file any more.
     pub(crate) fn is_fenced(&self) -> bool {
         self.fenced.load(Ordering::Acquire)
     }
@@ -53,17 +54,17 @@ impl ServerOpen {
         self.ino
     }
 
-    /// To have it again from the next server.
+    /// The reclaim of this open at the next server.
     pub(super) fn reclaim(&self) -> Reclaim {
         Reclaim { ino: self.ino, rights: self.rights, ticket: Some(self.ticket) }
     }
 
-    /// Its key in the current session; of one that is fenced, none: also requests that are sent again find no file.
+    /// Its filekey in the current session. If it is fenced, a key that names no file, so that requests that are sent again fail, too.
     pub(crate) fn filekey(&self) -> FileKey {
         if self.is_fenced() { FileKey(NO_KEY) } else { self.bound_key() }
     }
 
-    /// What the server knows it by, to close it, or to tell whether it is still known by that.
+    /// The filekey at the server, even if it is fenced: to close it, or to tell whether it is still the same.
     pub(crate) fn bound_key(&self) -> FileKey {
         FileKey(self.filekey.load(Ordering::Relaxed))
     }
@@ -73,39 +74,39 @@ impl ServerOpen {
         u32::try_from(self.slot.load(Ordering::Acquire)).ok().map(FileSlot)
     }
 
-    /// After a recovery: the file's new names, or none if it is gone (its key then names nothing).
+    /// After a recovery: sets the new filekey and slot. If the file is gone, the filekey names no file.
     pub(super) fn rebind(&self, opened: Option<&Opened>) {
         let slot = opened.and_then(|o| o.slot).map_or(NO_SLOT, |slot| u64::from(slot.0));
         self.filekey.store(opened.map_or(NO_KEY, |o| o.filekey.0), Ordering::Relaxed);
         self.slot.store(slot, Ordering::Release);
     }
 
-    /// The server is going to be told that it is closed: its key is not used beside requests from now on, nor is it being used.
+    /// The server is going to be told of the close. From now on the filekey is not used outside of requests, and no such use is under way.
     pub(super) fn begin_close(&self) {
         *self.is_closing.lock() = true;
     }
 
-    /// Uses its key beside requests, unless it is being closed: to name a key that the server knows no more would end the connection.
+    /// Runs `use_key`, which uses the filekey outside of requests, unless the file is being closed: a filekey that the server does not know any more
+    /// would end the connection.
     pub(crate) fn unless_closing<T>(&self, use_key: impl FnOnce() -> T) -> Option<T> {
-        // Held throughout.
+        // Held until `use_key` returns.
         let is_closing = self.is_closing.lock();
         (!*is_closing).then(use_key)
     }
 }
 
-/// How files that are, or were, open for writing are reclaimed: what was written through one that is closed since may have
-/// to be written again.
+/// How to reclaim the files that are, or were, open for writing: a change may have to be restored although the file is closed by now.
 #[derive(Debug, Default)]
 struct Written {
     by_inode: BTreeMap<InodeNo, Reclaim>,
-    /// When there are more, those are looked for that are needed no more.
+    /// The number of files at which those are looked for that are not needed any more.
     looked_at: usize,
 }
 
-/// Files that were open for writing, before it is looked which are needed no more.
+/// The least number of files at which that is done.
 const WRITTEN_MANY: usize = 1024;
 
-/// All of a session.
+/// All open files of a session.
 #[derive(Debug)]
 pub(crate) struct ServerOpens {
     opens: Mutex<BTreeMap<u64, Arc<ServerOpen>>>,
@@ -120,7 +121,7 @@ impl Default for ServerOpens {
 }
 
 impl ServerOpens {
-    /// A file that was just opened.
+    /// Adds a file that was just opened.
     pub(crate) fn add(&self, opened: &Opened, rights: Rights) -> Arc<ServerOpen> {
         let open = Arc::new(ServerOpen {
             number: self.next.fetch_add(1, Ordering::Relaxed),
@@ -140,13 +141,13 @@ impl ServerOpens {
         open
     }
 
-    /// How a file is reclaimed that is, or was, open for writing.
+    /// How to reclaim a file that is, or was, open for writing.
     pub(super) fn reclaim_written(&self, ino: InodeNo) -> Option<Reclaim> {
         self.written.lock().by_inode.get(&ino).copied()
     }
 
-    /// Forgets how files are reclaimed that nobody has open and that owe nothing, where there are many. `owing` gives those
-    /// that may have to be written again.
+    /// If there are many, forgets how to reclaim the files that are not open and have no unsynced changes. `owing` returns the files with unsynced
+    /// changes.
     pub(crate) fn forget_written(&self, owing: impl FnOnce() -> Vec<InodeNo>) {
         let mut written = self.written.lock();
         if written.by_inode.len() <= written.looked_at.max(WRITTEN_MANY) {
@@ -158,12 +159,12 @@ impl ServerOpens {
         written.looked_at = 2 * written.by_inode.len();
     }
 
-    /// Every one.
+    /// All open files.
     pub(super) fn all(&self) -> Vec<Arc<ServerOpen>> {
         self.opens.lock().values().cloned().collect()
     }
 
-    /// The server has closed it.
+    /// The server has closed the file: forgets it.
     pub(super) fn forget(&self, open: &ServerOpen) {
         self.opens.lock().remove(&open.number);
     }

@@ -1,5 +1,5 @@
-//! Changes that the server has made and that this mount keeps no copy of are made durable here: the answer came when that server was lost
-//! already, or there are no bytes to keep.
+//! Makes changes durable of which this mount can keep no copy: because the server that answered them was lost before they were noted, or because the
+//! bytes were never here.
 
 use super::unsynced::in_message;
 use super::{ServerOpen, Session};
@@ -10,11 +10,11 @@ use cuttlefs_common::rpc::{Reply, Request, Restored, SyncScope};
 use cuttlefs_common::status::Status;
 
 impl Session {
-    /// Makes durable what a server has answered that was lost before this mount had noted it, or that came after the first one that
-    /// was asked had been lost. `answered_by` is the session, `change` the file's counter then.
+    /// Makes a write durable that could not be noted: its server was lost before, or it was answered after an earlier server, which may have done it,
+    /// was lost. `answered_by` is the session that answered, `change` the file's counter in the answer.
     ///
     /// # Errors
-    /// `Io` if it is lost; as the server says.
+    /// `Io` if the write is lost; else the server's error.
     pub(crate) fn settle_write(
         &self,
         caller: &Caller,
@@ -37,12 +37,12 @@ impl Session {
         })
     }
 
-    /// Makes durable what a server has done to a file, which this mount keeps nothing of to restore: a sync counts if the same session
-    /// answers it that answered what was done. If it does not, it is done `again`, and synced again. `done` and what `again` gives are
-    /// an answer and the session it came from. Nothing of it is given up.
+    /// Makes a server's change to a file durable of which this mount keeps no copy. `done` is the answer and the number of the session that it came
+    /// from. A sync counts only if the same session answers it; otherwise `again` makes the change again and returns the new answer and session, and
+    /// the sync is repeated. This call cannot be interrupted.
     ///
     /// # Errors
-    /// As the server and `again` say.
+    /// The errors of the server and of `again`.
     pub(crate) fn sync_where_done<T>(
         &self,
         caller: &Caller,

@@ -23,15 +23,15 @@ use cuttlefs_common::status::Status;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often written bytes are synced that nobody asked to sync: until then copies of them are kept. Twice the
-/// server's own write-back interval, so that there is seldom anything left to do.
+/// How often bytes are synced for which no program has asked; until then copies of them are kept. Twice the server's write-back interval, so that
+/// little is left to do in most cases.
 const SYNC_PERIOD: Duration = Duration::from_secs(2);
-/// How long who waits for room does before he looks whether somebody still waits for him.
+/// How often a waiter for room checks whether its caller was interrupted.
 const ROOM_SLICE: Duration = Duration::from_millis(100);
-/// The same where nothing runs but calls.
+/// How long a waiter for room rests where another call syncs, in a process without background threads.
 const ROOM_REST: Duration = Duration::from_millis(1);
 
-/// The thread. Ends when the session is shut down.
+/// The body of the thread. Ends when the session is shut down.
 pub(super) fn run(session: &Session) {
     let unsynced = session.unsynced();
     let mut syncs_succeed = true;
@@ -59,7 +59,7 @@ pub(super) fn run(session: &Session) {
 }
 
 impl Session {
-    /// Room to keep a change with so many bytes, before the server is asked for it.
+    /// Room to keep a copy of a change with this many bytes. To be called before the request is sent.
     ///
     /// # Errors
     /// `Interrupted` if nobody waits for the change any more; `ShutDown`.
@@ -85,17 +85,17 @@ impl Session {
         }
     }
 
-    /// Where nothing runs but calls: syncs, unless another call does.
+    /// In a process without background threads: syncs, unless another call does.
     fn sync_for_room(&self, bytes: usize) -> Result<Option<Room<'_>>, FsError> {
         let turn = self.syncing.try_lock();
-        // Whoever had the turn before may have freed some.
+        // The call that had the turn before may have freed some room.
         if let Some(room) = self.unsynced.reserve(bytes) {
             return Ok(Some(room));
         }
         match turn {
             Some(_turn) if self.unsynced.is_short() => {
                 let freed = self.free_room(self.unsynced.heaviest());
-                // What else failed had somebody else's sync before it, which may have freed some.
+                // Other errors: another call's sync may have freed some room before.
                 if let Err(error @ (FsError::ShutDown | FsError::Interrupted)) = freed {
                     return Err(error);
                 }
@@ -105,16 +105,17 @@ impl Session {
         Ok(None)
     }
 
-    /// Has everything synced, or one file, so that no copies of it are kept any more.
+    /// Syncs one file, or everything, so that its copies are dropped. If that fails and a writer waits for room, syncs the files one by one, and
+    /// gives up the copies of those that fail.
     ///
     /// # Errors
-    /// As the server says, if nobody waits for room; `ShutDown`, `Interrupted`.
+    /// The server's error if nobody waits for room; `ShutDown`, `Interrupted`.
     fn free_room(&self, of: Option<InodeNo>) -> Result<(), FsError> {
         let mark = self.unsynced.mark();
         let sync = |of: Option<InodeNo>| {
             let scope = of.map_or(SyncScope::All, SyncScope::InodeContents);
             match self.call(&self.own_caller(), || Request::Sync(scope), |_| Ok(())) {
-                // Of what is gone nobody asks for bytes.
+                // The file is gone, so its bytes are not needed.
                 Err(FsError::Server(Status::Stale | Status::NotFound)) if of.is_some() => {}
                 result => result?,
             }

@@ -1,14 +1,14 @@
-//! A borrowed lane: a request is sent until it is answered.
+//! Calls over a borrowed lane: a request is sent until it is answered.
 
 use super::connect::BACKOFF_FIRST;
 use super::exchange::{Broken, Place};
 use super::lane::Lane;
-use super::{Attach, Caller, DataBuffer, FsError, interrupt};
+use super::{Attach, Caller, DataBuffer, FsError, RemoteWindows, interrupt};
 use cuttlefs_common::rpc::{HEADER_LEN, Reply, ReplyHeader, Request};
 use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
 
-/// A borrowed lane.
+/// A lane that one thread has borrowed.
 pub(crate) struct LaneGuard<'s, S> {
     pub(super) session: &'s S,
     pub(super) lane: MutexGuard<'s, Lane>,
@@ -20,14 +20,19 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         Self { session, lane }
     }
 
-    /// Whether its connection stands, as far as this side knows.
+    /// Whether the lane's connection stands, as far as this side knows.
     pub(crate) fn is_connected(&self) -> bool {
         self.lane.is_connected()
     }
 
-    /// Whether its connection is attached to this session: what the attachment says holds for it.
+    /// Whether the lane's connection is attached to this session, so that the session's attachment is valid for it.
     pub(crate) fn is_attached_to(&self, session: u64) -> bool {
         self.lane.connection.as_ref().is_some_and(|connection| connection.session == session)
+    }
+
+    /// The server's tables as they are READ over its connection, if that is attached to this session.
+    pub(crate) fn windows_in(&self, session: u64) -> Option<RemoteWindows> {
+        self.lane.connection.as_ref().filter(|connection| connection.session == session)?.windows
     }
 
     /// The lane itself.
@@ -35,11 +40,11 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         &mut self.lane
     }
 
-    /// Sends the request that `build` makes until it is answered, and hands the reply to `take`. `build` is called again for each attempt,
-    /// because a recovery changes what a request has to name; both get the lane's data buffer.
+    /// Sends the request that `build` makes until it is answered, and hands the reply to `take`. `build` is called again for each attempt, because a
+    /// recovery changes filekeys. Both get the lane's data buffer.
     ///
-    /// It ends with `Interrupted` only while nothing was sent. Afterwards the server may have done it: then the number is used up, and the
-    /// lane with it until there is an answer, whoever wants that.
+    /// The call returns `Interrupted` only if nothing was sent. After a send the server may have done the request: then its number is used up, and
+    /// the lane is occupied until there is an answer, even if nobody wants it.
     pub(crate) fn call<'r, T>(
         &mut self,
         caller: &Caller,
@@ -48,7 +53,7 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
     ) -> Result<T, FsError> {
         let link = self.session.link();
         let buffer = self.data();
-        // Given up behind `_asking`: no recovery comes between an answer that opens a file and the file that is open.
+        // Dropped after `_asking`: no recovery may run between an answer that opens a file and the moment at which the file is noted.
         let mut _in_session = None;
         let _asking = link.note_asking(self.lane.slot, self.lane.seq);
         let mut was_sent = false;
@@ -65,10 +70,10 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
                 false => Place::NOWHERE,
             };
             match self.lane.exchange(link, caller, &request, place) {
-                // Not looked at, so the number stays: the request may have been done before the session ended.
+                // The server has not looked at the request, so its number stays: it may have been done before the session ended.
                 Ok(Ok(ReplyHeader { result: Err(Status::SessionExpired), .. })) => self.lane.disconnect(),
-                // Not looked at either: the server is still at the request before, which came to it twice and changed
-                // nothing, so that it runs again. The number must stay, or no later one fits. Not in a tight loop.
+                // The server has not looked at this request either: it is still at the one before, which came to it twice and changed nothing, so
+                // that it runs again. The number must stay, or no later number would fit. Pause, so as not to loop at full speed.
                 Ok(Ok(ReplyHeader { result: Err(Status::BadSequence), .. })) => {
                     tracing::warn!("the server refuses the slot's sequence number; reconnecting");
                     self.lane.disconnect();
@@ -78,7 +83,7 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
                     if request.opens().is_some() {
                         _in_session = self.session.hold(self.session_number());
                         if _in_session.is_none() {
-                            // It came late, and names a file of a session that is over. The next one has another answer, which the
+                            // The answer came late, and names a file of a session that is over. In the next session the answer is another one, which
                             // recovery has asked for.
                             self.lane.disconnect();
                             continue;
@@ -106,12 +111,12 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         }
     }
 
-    /// The session of the standing connection, which is the one that answered the last call.
+    /// The number of the connection's session, which is the one that answered the last call.
     pub(crate) fn session_number(&self) -> u64 {
         self.lane.connection.as_ref().map_or(0, |connection| connection.session)
     }
 
-    /// Names the standing connection, if there is one.
+    /// A number that names the standing connection, if there is one.
     pub(crate) fn connection_number(&self) -> Option<u64> {
         self.lane.connection.as_ref().map(|connection| u64::from(connection.qp.number().0))
     }

@@ -1,4 +1,4 @@
-//! A lane's way to a connection, and out of a session.
+//! How a lane connects, attaches, reconnects and detaches.
 
 use super::exchange::Place;
 use super::lane::{Connection, Lane, MAX_RUNS, RECEIVES};
@@ -10,37 +10,38 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long one attempt to connect may take.
+/// The time limit of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// First and longest pause between attempts to reconnect.
+/// The first and the longest pause between attempts to reconnect.
 pub(super) const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
 impl Lane {
-    /// Connects, once; attached to no session yet. Gives what the link maps of the server's memory.
+    /// Tries once to connect, without attaching. Returns the windows of the server's memory that the link maps.
     pub(crate) fn connect_link(&mut self, link: &Link) -> Result<Vec<Arc<SharedMemory>>, RdmaError> {
         self.disconnect();
         let qp = QpConfig::new(&self.cq, (MAX_RUNS + 2) as u32, RECEIVES as u32).inline(POSTED_INLINE_BYTES);
         let receives = (0..RECEIVES).map(|index| self.receive(index)).collect();
         let options = ConnectOptions { qp, receives, timeout: CONNECT_TIMEOUT };
         let connected = link.pd.connect(&link.endpoint, options)?;
-        self.connection = Some(Connection { qp: connected.qp, session: 0 });
+        self.connection = Some(Connection { qp: connected.qp, session: 0, windows: None });
         Ok(connected.windows)
     }
 
-    /// Connects and attaches, once.
+    /// Tries once to connect and attach.
     pub(crate) fn connect_once<S: Attach>(&mut self, session: &S) -> Result<(), RdmaError> {
         let link = session.link();
         let windows = self.connect_link(link)?;
         self.is_at_door = true;
         let attached = session.attach(self, &windows);
         self.is_at_door = false;
-        let number = attached?;
+        let told = attached?;
         if let Some(connection) = &mut self.connection {
-            connection.session = number;
+            connection.session = told.session;
+            connection.windows = told.windows;
         }
         if link.is_shut_down() {
-            // The mount may have said good-bye before this: then this has begun another session.
+            // The mount may have detached before this attach, which has then begun another session.
             self.detach(link);
             self.disconnect();
             return Err(RdmaError::Closed);
@@ -52,11 +53,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Says good-bye over a standing connection. Best effort: if it is lost, the lease ends the session.
+    /// Detaches over a standing connection. Best effort: if the message is lost, the lease ends the session.
     pub(crate) fn detach(&mut self, link: &Link) {
         self.is_at_door = true;
-        // The first uses up the number of a request that the end of the mount may have left without an answer: that answer would be
-        // taken for the good-bye's.
+        // The heartbeat uses up the number of a request that the end of the mount may have left unanswered: otherwise that answer would be taken for
+        // the detach's.
         let is_said = [Request::Heartbeat, Request::Detach].iter().all(|request| {
             let place = Place { slot: self.slot, seq: self.seq };
             let answer = self.exchange(link, &link.own_caller(), request, place);
@@ -69,7 +70,7 @@ impl Lane {
         }
     }
 
-    /// Connects, trying until it works, the mount ends, or, if it `may_end`, nobody waits for it.
+    /// Connects. Tries until it works or the mount ends; with `may_end` also until the caller is interrupted.
     fn connect<S: Attach>(&mut self, session: &S, may_end: bool) -> Result<(), FsError> {
         let link = session.link();
         let mut backoff = BACKOFF_FIRST;
@@ -82,7 +83,7 @@ impl Lane {
             }
             match self.connect_once(session) {
                 Ok(()) => {
-                    link.note_back();
+                    link.note_back(self.slot);
                     return Ok(());
                 }
                 Err(error) => {
@@ -95,7 +96,7 @@ impl Lane {
         }
     }
 
-    /// Makes sure that a connection to the session that open files are reclaimed for stands.
+    /// Makes sure that the lane has a connection to the session in which open files are reclaimed.
     pub(super) fn ensure<S: Attach>(&mut self, session: &S, may_end: bool) -> Result<(), FsError> {
         loop {
             match &self.connection {

@@ -11,12 +11,12 @@ pub(crate) struct DataBuffer {
 }
 
 impl DataBuffer {
-    /// Copies bytes in; they fit, because no request is larger than `MAX_TRANSFER_BYTES`.
+    /// Copies bytes into the buffer. They fit, because no request is larger than `MAX_TRANSFER_BYTES`.
     fn write(&self, bytes: &[u8]) {
         self.region.memory().write(DATA_OFFSET, bytes);
     }
 
-    /// Bytes of one request: in the message if they are few, otherwise from here.
+    /// The bytes of a request as its payload: inline if they are few, otherwise for the server to pull from this buffer.
     pub(crate) fn payload<'b>(&self, bytes: &'b [u8]) -> Payload<'b> {
         if bytes.len() <= MAX_INLINE_BYTES {
             return Payload::Inline(bytes);
@@ -25,17 +25,17 @@ impl DataBuffer {
         Payload::Pull(self.remote(bytes.len() as u32))
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the buffer.
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
         self.region.memory().read(DATA_OFFSET + offset, out);
     }
 
-    /// Copies proofs out.
+    /// Copies proofs out of the lane's memory.
     pub(crate) fn proof(&self, at: usize, out: &mut [u8]) {
         self.region.memory().read(PROOFS_OFFSET + at, out);
     }
 
-    /// What the server needs to reach the first `len` bytes.
+    /// The remote buffer by which the server reaches the first `len` bytes.
     pub(crate) fn remote(&self, len: u32) -> RemoteBuffer {
         assert!(len as usize <= DATA_LEN, "transfer larger than the lane's buffer");
         RemoteBuffer { rkey: self.region.rkey(), offset: DATA_OFFSET as u64, len }

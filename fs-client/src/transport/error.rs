@@ -1,12 +1,11 @@
-//! The reasons why an operation of a mount fails: one error for all layers, for each hands on the errors of those
-//! below.
+//! The reasons why an operation of a mount fails. All layers share one error type, because each passes on the errors of the layers below.
 
 use cuttlefs_common::status::Status;
 
 /// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FsError {
-    /// The server said so.
+    /// The server answered with this status.
     #[error(transparent)]
     Server(#[from] Status),
     /// The handle is not open.
@@ -15,7 +14,7 @@ pub enum FsError {
     /// The mount is ending, or the session was ended for good.
     #[error("the mount is shutting down")]
     ShutDown,
-    /// Who asked does not want to wait any more, and nothing was done.
+    /// The caller does not want to wait any more, and nothing was done.
     #[error("who asked does not wait any more")]
     Interrupted,
 }

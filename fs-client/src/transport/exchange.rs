@@ -12,15 +12,15 @@ use cuttlefs_common::status::Status;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The slot of recovery's own requests: the last.
+/// The slot of recovery's own requests: the last one.
 const RECOVERY_SLOT: SlotIndex = SlotIndex(SLOTS_PER_SESSION - 1);
-/// Longest sleep before looking whether the mount ends.
+/// The longest sleep before a check whether the mount ends.
 const WAIT_SLICE: Duration = Duration::from_millis(500);
-/// How long it is waited for the answer to a good-bye.
+/// How long a detach waits for its answer.
 const DETACH_PATIENCE: Duration = Duration::from_secs(2);
 const SEND_ID: WrId = WrId(u64::MAX);
 
-/// How a request is numbered.
+/// The slot and sequence number of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) slot: SlotIndex,
@@ -28,18 +28,17 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Answered outside of the slots. Such a request uses up no number: an attach comes between a request and its
-    /// retransmission.
+    /// The place of a request that is answered outside of the slots. It uses up no number: an attach comes between a request and its retransmission.
     pub(super) const NOWHERE: Self = Self { slot: SlotIndex(0), seq: 0 };
 
-    /// A request of a recovery. It has a slot of its own, whichever lane carries it: the lane's number belongs to the
-    /// request that found the server gone and is sent again.
+    /// The place of a request of a recovery. It has a slot of its own, whichever lane carries it: the lane's number belongs to the request that found
+    /// the server gone and will be sent again.
     const fn of_recovery(seq: u64) -> Self {
         Self { slot: RECOVERY_SLOT, seq }
     }
 }
 
-/// How one attempt at a request ended, apart from an answer.
+/// How an attempt at a request ended without an answer.
 pub(super) enum Broken {
     /// The connection is gone: connect and send again.
     Disconnected(&'static str),
@@ -48,8 +47,7 @@ pub(super) enum Broken {
 }
 
 impl Lane {
-    /// Sends one request over the standing connection and waits for its reply's header; the body is then in
-    /// `self.message`.
+    /// Sends one request over the standing connection and returns the header of its reply. The body is then in `self.message`.
     pub(super) fn exchange(
         &mut self,
         link: &Link,
@@ -99,7 +97,7 @@ impl Lane {
         }
     }
 
-    /// Something arrived that nobody waits for: the answer to a request that was sent twice. It took a receive.
+    /// Ignores a completion that nobody waits for: the answer to a request that was sent twice. Posts its receive again.
     pub(super) fn pass_over(&self, completion: &Completion) -> Result<(), Broken> {
         match completion.kind {
             CompletionKind::Recv | CompletionKind::RecvWithImm if completion.status == WcStatus::Success => {
@@ -123,11 +121,11 @@ impl Lane {
         connection.qp.post_recv(&[receive]).map_err(|_| Broken::Disconnected("post failed"))
     }
 
-    /// The next completion of the standing connection; waits for it.
+    /// Waits for the next completion of the standing connection.
     ///
-    /// If nothing comes for long the connection is given up, though it stands: a link may have lost what its stream
-    /// promised to bring, or damaged a length, and both ends would wait for ever. Asking again on another connection
-    /// costs nothing if the server is only slow: it answers where it was asked last.
+    /// If nothing comes for long, the connection is given up although it stands: a link may have lost bytes or damaged a length, and then both ends
+    /// would wait for ever. To send the request on another connection costs nothing if the server is only slow: it answers on the connection on which
+    /// it was asked last.
     pub(super) fn next_completion(&mut self, link: &Link) -> Result<Completion, Broken> {
         let since = link.now();
         loop {
@@ -146,8 +144,8 @@ impl Lane {
                     _ => return Ok(completion),
                 }
             }
-            // Sleeping first: an answer is never there yet when its question has just left, and over a socket a look
-            // costs a system call. `wait` returns at once if something is there.
+            // Sleep first: the answer is never there when its request has just left, and over a socket each check costs a system call. `wait` returns
+            // at once if something is there.
             self.cq.wait(WAIT_SLICE.min(link.answer_patience()));
             if self.cq.poll(&mut self.completions, 16) > 0 {
                 self.completions.reverse();
@@ -166,7 +164,7 @@ impl Lane {
         }
     }
 
-    /// One request over a connection that is being set up; no retransmission.
+    /// Sends one request over a connection that is being set up, once.
     fn call_raw(
         &mut self,
         link: &Link,
@@ -186,7 +184,7 @@ impl Lane {
         }
     }
 
-    /// The first request of a connection.
+    /// Sends the first request of a connection.
     pub(crate) fn call_unnumbered(
         &mut self,
         link: &Link,
@@ -195,7 +193,7 @@ impl Lane {
         self.call_raw(link, &link.own_caller(), request, Place::NOWHERE)
     }
 
-    /// A request of a recovery. `seq` moves on when it is answered. `None`: the connection broke.
+    /// Sends a request of a recovery. `seq` moves on when it is answered. `None`: the connection broke.
     pub(crate) fn call_recovering(
         &mut self,
         link: &Link,

@@ -1,4 +1,4 @@
-//! The check whether the caller of a thread's request still waits.
+//! The check whether a thread's caller still waits for its request.
 //!
 //! A request is handled by one thread from beginning to end, and while the server is away it waits in many places. As long as it has
 //! sent nothing that the server may have done, it need not wait: `is_interrupted` says so, and the request ends with `Interrupted`.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// A request that may be given up.
 pub trait Interruptible: Send + Sync {
-    /// Whether who asked does not want to wait any more. Once it is, it stays so.
+    /// Whether the caller does not want to wait any more. Once true, it stays true.
     fn is_interrupted(&self) -> bool;
 }
 
@@ -19,7 +19,7 @@ thread_local! {
     static WHOLE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The calling thread works for this request meanwhile.
+/// Runs `handle` for this request: meanwhile `is_interrupted` checks it.
 pub fn handling<T>(request: Arc<dyn Interruptible>, handle: impl FnOnce() -> T) -> T {
     struct Done;
     impl Drop for Done {
@@ -32,13 +32,13 @@ pub fn handling<T>(request: Arc<dyn Interruptible>, handle: impl FnOnce() -> T) 
     handle()
 }
 
-/// Whether the calling thread's request may end here, if it is given up.
+/// Whether the calling thread's request was given up and may end here.
 pub(crate) fn is_interrupted() -> bool {
     WHOLE.get() == 0
         && REQUEST.with_borrow(|request| request.as_ref().is_some_and(|request| request.is_interrupted()))
 }
 
-/// As long as this lives, what the calling thread does is not given up: a part of it is done.
+/// While this lives, the calling thread's request cannot end as interrupted, because a part of it is done.
 pub(crate) struct Whole(());
 
 impl Whole {

@@ -7,7 +7,7 @@
 //! Large writes are pulled from the data part, and fetches and one-sided reads land in it; entries of tables that are READ land among the
 //! proofs.
 
-use super::DataBuffer;
+use super::{DataBuffer, RemoteWindows};
 use cuttlefs_common::ids::{PAGE_SIZE, SlotIndex};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
@@ -20,44 +20,46 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub(super) const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
-/// Receives posted: the reply, and one more so that a late duplicate never waits for a buffer.
+/// The number of posted receives: one for the reply, and one more so that a late duplicate never waits for a buffer.
 pub(super) const RECEIVES: usize = 2;
 pub(super) const DATA_OFFSET: usize = MESSAGE * (1 + RECEIVES);
 pub(crate) const DATA_LEN: usize = MAX_TRANSFER_BYTES as usize + PAGE_SIZE;
 pub(super) const PROOFS_OFFSET: usize = DATA_OFFSET + DATA_LEN;
-/// Bytes of the proofs.
+/// The length of the proofs in bytes.
 pub(crate) const PROOFS_LEN: usize = PAGE_SIZE;
-/// Memory of a lane.
+/// The memory of a lane in bytes.
 pub(crate) const LANE_BYTES: usize = PROOFS_OFFSET + PROOFS_LEN;
-/// One-sided reads of one doorbell at most: a request of 1 MiB whose every second page is absent.
+/// The most one-sided reads in one doorbell: those of a request of 1 MiB whose every second page is absent.
 pub(crate) const MAX_RUNS: usize = MAX_TRANSFER_BYTES as usize / PAGE_SIZE / 2 + 1;
 
 /// A connection that stands.
 pub(super) struct Connection {
     pub(super) qp: Arc<dyn QueuePair>,
-    /// The session it is attached to.
+    /// The session to which it is attached.
     pub(super) session: u64,
+    /// The server's tables, by keys of the RNIC that it leads to.
+    pub(super) windows: Option<RemoteWindows>,
 }
 
 /// A queue pair with its slot and memory.
 pub(crate) struct Lane {
     pub(super) slot: SlotIndex,
-    /// Number of the request in flight or the next one. It moves on when the reply is there and stays over
-    /// reconnects: that is what makes a request run once.
+    /// The number of the request in flight, or of the next one. It moves on when the reply is there, and stays over reconnects: so each request runs
+    /// once.
     pub(super) seq: u64,
     pub(super) cq: Arc<dyn CompletionQueue>,
     pub(super) region: Arc<dyn MemoryRegion>,
     pub(super) connection: Option<Connection>,
-    /// Whether it is there: for those who look at a lane that somebody has. Relaxed: a moment late does not matter.
+    /// Whether a connection stands, for threads that look at a lane that another thread has borrowed. Relaxed: a short delay does no harm.
     pub(super) is_standing: Arc<AtomicBool>,
-    /// A connection was there before.
+    /// Whether there was a connection before.
     pub(super) was_connected: bool,
     pub(super) completions: Vec<Completion>,
-    /// The reply being looked at.
+    /// The message of the reply that is being read.
     pub(super) message: Vec<u8>,
-    /// Its memory was used since somebody last looked.
+    /// Whether the lane was used since the last check.
     pub(super) used: bool,
-    /// What is asked is waited for also when the mount ends: it begins a session, or ends it.
+    /// Whether the current request is waited for even while the mount ends, because it begins a session or ends it.
     pub(super) is_at_door: bool,
 }
 
@@ -88,12 +90,12 @@ impl Lane {
         })
     }
 
-    /// Whether its memory was used since this was last asked.
+    /// Whether the lane was used since the last call.
     pub(super) fn take_used(&mut self) -> bool {
         std::mem::take(&mut self.used)
     }
 
-    /// Gives back the memory that file bytes travel through. Nobody uses the lane.
+    /// Gives back the memory for file bytes. Only for a lane that nobody uses.
     pub(super) fn give_memory_back(&self) {
         if let Err(error) = self.region.memory().discard(DATA_OFFSET, DATA_LEN + PROOFS_LEN) {
             tracing::debug!(%error, "a lane keeps its memory");
@@ -112,12 +114,12 @@ impl Lane {
         self.connection.as_ref().is_some_and(|c| c.qp.state() == QpState::ReadyToSend)
     }
 
-    /// Tells whether a connection stands, at any time and without the lane.
+    /// A flag that tells whether a connection stands, at any time and without the lane.
     pub(super) fn standing(&self) -> Arc<AtomicBool> {
         self.is_standing.clone()
     }
 
-    /// Whether a connection stands, by what its link has told by now. Nobody uses the lane.
+    /// Whether a connection stands, by what the link has reported so far. Only for a lane that nobody uses.
     pub(super) fn still_stands(&mut self) -> bool {
         self.cq.take_event();
         self.idle(Duration::ZERO);
@@ -133,7 +135,7 @@ impl Lane {
         while self.cq.poll(&mut rest, 64) > 0 {}
     }
 
-    /// Its memory for bytes of requests.
+    /// The part of the lane's memory that carries file bytes.
     pub(crate) fn data(&self) -> DataBuffer {
         DataBuffer { region: self.region.clone() }
     }
@@ -145,7 +147,7 @@ impl Lane {
         let number = self.connection.as_ref().map(|connection| connection.qp.number());
         for completion in std::mem::take(&mut self.completions) {
             if Some(completion.qp) == number {
-                // If that fails the connection is broken, which whoever asks next finds.
+                // If this fails the connection is broken, and the next request will find that.
                 let _ = self.pass_over(&completion);
             }
         }

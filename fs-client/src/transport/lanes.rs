@@ -1,4 +1,4 @@
-//! The choice of a thread's lane.
+//! The choice of a lane for a thread's request.
 
 use super::lane::Lane;
 use super::{Attach, FsError, LaneGuard, Link, interrupt};
@@ -7,15 +7,15 @@ use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a request waits for a lane before it looks whether somebody still waits for the request.
+/// How often a request that waits for a lane checks whether its caller was interrupted.
 const LANE_SLICE: Duration = Duration::from_millis(100);
 
 impl<'s, S: Attach> LaneGuard<'s, S> {
-    /// The calling thread's own lane if that is free, else any. Every request of a caller goes this way. Whoever has a lane asks
-    /// for no other one.
+    /// Borrows the calling thread's preferred lane if it is free, else any lane. Every request of a caller gets its lane here. A thread that has a
+    /// lane must not borrow another one.
     ///
     /// # Errors
-    /// `Interrupted` if nobody waits for the request any more.
+    /// `Interrupted` if the caller does not wait any more.
     pub(crate) fn borrow(session: &'s S) -> Result<Self, FsError> {
         thread_local! {
             static PREFERRED: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
@@ -44,13 +44,13 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         }
     }
 
-    /// One of the lanes that are lent to no caller.
+    /// One of the lanes that are not lent to callers.
     pub(crate) fn own(session: &'s S, index: usize) -> Self {
         let link = session.link();
         Self::new(session, link.lanes[link.callers + index].lock())
     }
 
-    /// A lane that nobody has and whose connection stands, as far as this side knows.
+    /// A free lane whose connection stands, as far as this side knows.
     pub(crate) fn connected(session: &'s S) -> Option<Self> {
         let free = session.link().lanes.iter().filter_map(|lane| lane.try_lock());
         free.filter(|lane| lane.is_connected()).map(|lane| Self::new(session, lane)).next()
@@ -63,12 +63,13 @@ impl Link {
         &self.lanes[..self.callers]
     }
 
-    /// How many lanes there are, and how many of them are lent to callers.
+    /// The number of all lanes, and of those that are lent to callers.
     pub(crate) fn lane_counts(&self) -> (usize, usize) {
         (self.lanes.len(), self.callers)
     }
 
-    /// Whether a lane beside this one has a connection that stands. One that somebody has stands until he finds that it does not.
+    /// Whether another lane has a connection that stands. The connection of a borrowed lane counts as standing until its borrower finds that it does
+    /// not.
     pub(super) fn others_stand(&self, slot: SlotIndex) -> bool {
         let lanes = (0..).map(SlotIndex).zip(self.lanes.iter().zip(&self.standing));
         let mut others = lanes.filter(|(other, _)| *other != slot);
@@ -78,15 +79,15 @@ impl Link {
         })
     }
 
-    /// Whether callers' lanes were used since this was last asked.
+    /// Whether callers' lanes were used since the last call.
     pub(crate) fn take_used(&self) -> bool {
-        // All are asked. One that is taken is being used.
+        // Each lane must be asked, to reset its flag. A borrowed lane is in use.
         let take =
             |used: bool, lane: &Mutex<Lane>| lane.try_lock().is_none_or(|mut lane| lane.take_used()) | used;
         self.caller_lanes().iter().fold(false, take)
     }
 
-    /// Gives back the memory of callers' lanes that nobody has.
+    /// Gives back the memory of callers' lanes that are free.
     pub(crate) fn give_memory_back(&self) {
         for lane in self.caller_lanes() {
             if let Some(lane) = lane.try_lock() {

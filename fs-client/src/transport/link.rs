@@ -1,6 +1,6 @@
-//! A link: all lanes to one server, and their common state.
+//! A link: all lanes to one server, and the state that they share.
 
-use super::away::AwaySince;
+use super::away::{AwaySince, UnheardSince};
 use super::{Caller, Lane};
 use cuttlefs_common::ids::{SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
@@ -14,51 +14,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long an answer may take before it is asked for on another connection. Longer than any but the largest syncs on a
-/// slow disk take, as long as a silent host is noticed by TCP's keepalive.
+/// How long a request waits for its answer before it is sent on another connection. Longer than all but the largest syncs on a slow disk, and as long
+/// as TCP's keepalive needs to notice a silent host.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Figures of a link.
+/// The counts of a link.
 #[derive(Debug, Default)]
 pub(crate) struct WireCounters {
-    /// Requests answered.
+    /// The number of requests answered.
     pub(crate) rpc_requests: AtomicU64,
-    /// Reconnects.
+    /// The number of reconnects.
     pub(crate) reconnects: AtomicU64,
 }
 
-/// See the module.
+/// A link; see the module.
 pub(crate) struct Link {
     device: Arc<dyn Device>,
     pub(super) pd: Arc<dyn ProtectionDomain>,
     pub(super) endpoint: Endpoint,
-    /// By what patience is measured.
+    /// The clock for time limits.
     clock: Arc<dyn Clock>,
-    /// Taken for the time of one request. The last ones are lent to no caller.
+    /// Each lane is locked for the time of one request. The last lanes are not lent to callers.
     pub(super) lanes: Vec<Mutex<Lane>>,
-    /// How many are.
+    /// The number of lanes that are lent to callers.
     pub(super) callers: usize,
-    /// Which of them have a connection.
+    /// For each lane whether it has a connection.
     pub(super) standing: Vec<Arc<AtomicBool>>,
-    /// Round-robin start for threads without a lane of their own.
+    /// The lane for the next thread that has no preferred lane yet; the lanes take turns.
     pub(super) next_lane: AtomicU64,
-    /// Of each lane the number of its request that has no answer yet; 0: none. Written by whoever has the lane (release, before
-    /// it sends), read by recovery (acquire): a request that a server has done is seen once that server is known to be gone.
+    /// For each lane the number of its unanswered request; 0: none. Written by the thread that has the lane (release, before it sends), read by
+    /// recovery (acquire): so recovery sees every request that a server has done that is known to be gone.
     asking: Vec<AtomicU64>,
     shut_down: AtomicBool,
-    /// The session is being ended by this side: that its connections go is no news.
+    /// Whether this side is ending the session, so that lost connections are not reported.
     pub(super) ending: AtomicBool,
     /// Wakes pausing reconnects when the mount ends.
     pause: (Mutex<()>, Condvar),
     trace: AtomicU64,
-    /// Since when the server is away, and why; logged, and not yet taken back.
+    /// Since when the server is away, and why, if that was logged and the server is not back.
     pub(super) away: Mutex<Option<AwaySince>>,
+    /// Since when heartbeats do not go out, and why, though the server is not away.
+    pub(super) unheard: Mutex<Option<UnheardSince>>,
     /// Milliseconds an answer may take. Relaxed: read before each wait, guards nothing.
     answer_patience_ms: AtomicU64,
     counters: WireCounters,
 }
 
-/// A lane's request without an answer.
+/// Marks a lane's request as unanswered until it is dropped.
 pub(super) struct Asking<'l>(&'l AtomicU64);
 
 impl Drop for Asking<'_> {
@@ -68,10 +70,10 @@ impl Drop for Asking<'_> {
 }
 
 impl Link {
-    /// Lanes without connections: `callers` that are lent, and `own` behind those that are not.
+    /// Lanes without connections: `callers` that are lent, and `own` behind those that are not, the first of them for heartbeats.
     ///
     /// # Errors
-    /// No memory for them can be had, or registered.
+    /// The lanes' memory cannot be allocated or registered.
     pub(crate) fn new(
         device: Arc<dyn Device>,
         endpoint: Endpoint,
@@ -97,9 +99,15 @@ impl Link {
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),
             away: Mutex::new(None),
+            unheard: Mutex::new(None),
             answer_patience_ms: AtomicU64::new(ANSWER_PATIENCE.as_millis() as u64),
             counters: WireCounters::default(),
         })
+    }
+
+    /// The lane that heartbeats go out over.
+    pub(super) fn heartbeat_lane(&self) -> SlotIndex {
+        SlotIndex(self.callers as u16)
     }
 
     /// The lane to connect first: nobody else has it yet.
@@ -107,27 +115,27 @@ impl Link {
         self.lanes[0].lock()
     }
 
-    /// Figures.
+    /// The counts of this link.
     pub(crate) fn counters(&self) -> &WireCounters {
         &self.counters
     }
 
-    /// Where the server is.
+    /// The server's endpoint.
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Whether this side's device can read files by their keys.
+    /// Whether this side's device can read files by their filekeys.
     pub(crate) fn has_file_regions(&self) -> bool {
         self.device.capabilities().file_regions
     }
 
-    /// What is told of this side's RNIC if that is hardware.
+    /// The figures of this side's RNIC, if it is hardware.
     pub(crate) fn hardware(&self) -> Option<HardwareFigures> {
         self.device.hardware()
     }
 
-    /// Has a peer reach memory.
+    /// Registers memory, so that the peer can reach it.
     ///
     /// # Errors
     /// The device has no more room for it.
@@ -136,12 +144,12 @@ impl Link {
         self.pd.register(memory, access)
     }
 
-    /// A caller of the client's own, for requests no FUSE request stands behind.
+    /// A caller for requests of the client's own, which belong to no FUSE request.
     pub(crate) fn own_caller(&self) -> Caller {
         Caller::new(0, 0, TraceId(self.trace.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// How long an answer may take before its connection is given up and it is asked for on another one.
+    /// Sets how long an answer may take before its connection is given up and the request is sent on another one.
     pub(crate) fn set_answer_patience(&self, patience: Duration) {
         self.answer_patience_ms.store(patience.as_millis() as u64, Ordering::Relaxed);
     }
@@ -150,26 +158,26 @@ impl Link {
         Duration::from_millis(self.answer_patience_ms.load(Ordering::Relaxed))
     }
 
-    /// The time by which patience is measured.
+    /// The link's time, by which time limits are measured.
     pub(super) fn now(&self) -> Duration {
         self.clock.monotonic()
     }
 
-    /// A lane begins to ask; until what this gives is dropped it has no answer.
+    /// Notes that a lane's request is unanswered, until the returned guard is dropped.
     pub(super) fn note_asking(&self, slot: SlotIndex, seq: u64) -> Asking<'_> {
         let number = &self.asking[usize::from(slot.0)];
         number.store(seq, Ordering::Release);
         Asking(number)
     }
 
-    /// Requests without an answer. Some may not have been sent yet.
+    /// The unanswered requests. Some of them may not have been sent yet.
     pub(crate) fn unanswered(&self) -> Vec<Unanswered> {
         let lanes = (0..).map(SlotIndex).zip(&self.asking);
         let asked = lanes.map(|(slot, number)| Unanswered { slot, seq: number.load(Ordering::Acquire) });
         asked.filter(|request| request.seq != 0).collect()
     }
 
-    /// The mount begins to end: `false` if it has before. Its requests go on.
+    /// Begins the end of the mount; `false` if it had begun before. Requests go on.
     pub(crate) fn begin_end(&self) -> bool {
         !self.ending.swap(true, Ordering::AcqRel)
     }
@@ -185,7 +193,7 @@ impl Link {
         self.shut_down.load(Ordering::Acquire)
     }
 
-    /// Sleeps, but not past the end of the mount.
+    /// Sleeps until `time` is over or the mount ends.
     pub(crate) fn pause(&self, time: Duration) {
         let mut guard = self.pause.0.lock();
         if !self.is_shut_down() {

@@ -13,7 +13,8 @@
 //!
 //! # Failure
 //! While the server is away calls wait, with one warning in the log, until it is back or the mount ends. It is away when no lane has a
-//! live connection: one lane that cannot connect tries again, and the calls of others go on.
+//! live connection: one lane that cannot connect tries again, and the calls of others go on. If that lane is the one of heartbeats, there is a
+//! warning, too (`away`).
 
 mod attach;
 mod away;
@@ -29,7 +30,7 @@ mod lanes;
 mod link;
 mod one_sided;
 
-pub(crate) use attach::Attach;
+pub(crate) use attach::{Attach, RemoteWindows, Told};
 pub use away::Away;
 pub(crate) use call::LaneGuard;
 pub use caller::Caller;

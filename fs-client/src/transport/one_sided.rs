@@ -1,32 +1,32 @@
-//! One-sided reads, and writes for comparison.
+//! One-sided reads, and one-sided writes for comparison.
 
 use super::lane::{DATA_LEN, DATA_OFFSET, MAX_RUNS, PROOFS_OFFSET};
 use super::{Attach, FsError, LaneGuard};
 use cuttlefs_common::rdma::{Completion, CompletionKind, Remote, SendOp, SendWr, WcStatus, WrId};
 
-/// Where in a lane's memory what is read lands.
+/// The place in a lane's memory where the bytes of a READ land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Landing {
-    /// At an offset of the data.
+    /// At this offset of the data.
     Data(usize),
-    /// At an offset of the proofs.
+    /// At this offset of the proofs.
     Proof(usize),
 }
 
 /// One READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// What is read.
+    /// The source.
     pub(crate) remote: Remote,
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) len: usize,
-    /// Where they land.
+    /// The destination.
     pub(crate) to: Landing,
 }
 
 impl<S: Attach> LaneGuard<'_, S> {
-    /// Reads runs `(offset in request, len)`, which `remote` places; bytes land in the data at their offset in the request. As
-    /// [`Self::read_pieces`].
+    /// Reads runs `(offset in request, len)` from the places that `remote` gives; the bytes land in the data at their offset in the request. Returns
+    /// as [`Self::read_pieces`].
     pub(crate) fn read_runs(
         &mut self,
         runs: &[(usize, usize)],
@@ -37,9 +37,9 @@ impl<S: Attach> LaneGuard<'_, S> {
         self.read_pieces(&runs.iter().map(piece).collect::<Vec<_>>())
     }
 
-    /// Reads, at most [`MAX_RUNS`], all posted with one doorbell, one after the other. Returns for each how many bytes came, fewer where a
-    /// file ends, or `None` if the connection broke or the target refused: then everything is asked for by RPC, which also finds out
-    /// why.
+    /// Reads at most [`MAX_RUNS`] pieces, posted with one doorbell and executed in order. Returns for each the number of bytes that came, which is
+    /// smaller where a file ends. `None` if the connection broke or the target refused: the caller then requests everything by RPC, which also finds
+    /// out why.
     pub(crate) fn read_pieces(&mut self, pieces: &[Piece]) -> Option<Vec<usize>> {
         if pieces.len() > MAX_RUNS || !self.lane.is_connected() {
             return None;
@@ -68,8 +68,8 @@ impl<S: Attach> LaneGuard<'_, S> {
         Some(lens)
     }
 
-    /// Connects, if need be, and writes bytes, at most a transfer's, to a place of the server that this session is with. `false` if there
-    /// is another session by now, if the target refused, or if the connection broke, and then nobody knows what is there.
+    /// Connects if needed, and writes bytes, at most `MAX_TRANSFER_BYTES`, to a place at the server of this session. `false` if the lane is in
+    /// another session by now, or the target refused, or the connection broke; in the last case it is not known which bytes are there.
     pub(crate) fn write_place(
         &mut self,
         session: u64,
@@ -86,7 +86,7 @@ impl<S: Attach> LaneGuard<'_, S> {
         Ok(self.execute(&[wr], CompletionKind::Write, |_| Some(())).is_some())
     }
 
-    /// Posts requests of one kind and waits until all are done, with their completions for `take`.
+    /// Posts requests of one kind, hands each completion to `take`, and waits until all are done.
     fn execute(
         &mut self,
         wrs: &[SendWr],

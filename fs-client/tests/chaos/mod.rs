@@ -1,19 +1,18 @@
-//! A bad link: a proxy between tcp clients and their server that damages what goes through, as a seed says.
+//! A bad link: a proxy between tcp clients and their server that damages what it passes on. A seed decides the faults.
 //!
-//! | fault | what happens to a piece of the stream |
+//! | fault | effect on a piece of the stream |
 //! | --- | --- |
-//! | corrupt | one bit is another |
-//! | corrupt header | one of its first bits is another, where mostly a frame's header is |
+//! | corrupt | one bit is flipped |
+//! | corrupt header | one bit of the first bytes is flipped, where a packet's header is in most cases |
 //! | lose | some bytes are missing |
 //! | double | some bytes come twice |
 //! | swap | two neighbouring parts change places |
-//! | cut | nothing comes after some byte, in either direction |
-//! | stall | it comes later |
-//! | dribble | it comes in pieces of a few bytes |
+//! | cut | after some byte the connection ends, in both directions |
+//! | stall | the piece comes later |
+//! | dribble | the piece comes in parts of a few bytes |
 //!
-//! TCP gives a stream without holes, so an end that waits for bytes that were lost on the way may wait for long. A
-//! connection that was damaged is therefore cut after a while, unless one of its ends has ended it: `Figures` says
-//! which it was.
+//! TCP itself would not lose bytes, so an end may wait for a long time for bytes that this link has dropped. Therefore the link cuts a damaged
+//! connection after a while, unless one of its ends has closed it before. `Figures` counts both cases.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -25,18 +24,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// No fault in particular.
+/// The value of `only` that allows all faults.
 const ANY: u64 = u64::MAX;
-/// Largest piece that is looked at as one.
+/// The most bytes that are read, and damaged, as one piece.
 const PIECE_BYTES: usize = 16 * 1024;
-/// How often a pump looks whether its connection is to end.
+/// How often a pump looks whether its connection must end.
 const LOOK: Duration = Duration::from_millis(20);
-/// Bytes of a frame's header.
+/// The length of a packet's header.
 const HEADER_BYTES: usize = 64;
 /// How long a damaged connection stands before it is cut.
 const DAMAGED_STANDS: Duration = Duration::from_millis(150);
 
-/// What a link does to a piece.
+/// What the link does to a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Corrupt,
@@ -66,48 +65,48 @@ impl Fault {
     }
 }
 
-/// What was done so far.
+/// Counts of faults and of damaged connections.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// Pieces, by `Fault as usize`.
+    /// The pieces with each fault, indexed by `Fault as usize`.
     pub faults: [AtomicU64; 8],
-    /// Damaged connections that an end closed.
+    /// Damaged connections that one of their ends closed.
     pub noticed: AtomicU64,
-    /// Damaged connections that had to be cut.
+    /// Damaged connections that the link had to cut.
     pub cut_late: AtomicU64,
 }
 
 struct Shared {
     to: SocketAddr,
     seed: u64,
-    /// One piece in so many has a fault; 0: none.
+    /// One piece of this many has a fault; 0: none.
     one_in: AtomicU64,
-    /// Connections up to this number carry nothing any more, and stand.
+    /// Connections up to this number stand and pass nothing on.
     dead_up_to: AtomicU64,
     /// Connections up to this number are cut.
     cut_up_to: AtomicU64,
     connections: AtomicU64,
-    /// The only fault there is, by `Fault as usize`; `ANY`: all of them.
+    /// The only fault that is used, as `Fault as usize`; `ANY`: all of them.
     only: AtomicU64,
-    /// Damaged connections stand until one of their ends ends them.
+    /// Damaged connections are not cut, and stand until one of their ends closes them.
     leaves_damaged: AtomicBool,
     stopped: AtomicBool,
     figures: Figures,
 }
 
-/// A link that is up until it is dropped.
+/// A bad link, which works until it is dropped.
 pub struct BadLink {
     at: SocketAddr,
     shared: Arc<Shared>,
 }
 
 impl BadLink {
-    /// A link to a server's tcp endpoint that does nothing yet.
+    /// A link to a server's tcp endpoint, without faults at first.
     pub fn to(server: &Endpoint, seed: u64) -> Self {
         Self::between("127.0.0.1:0", server, seed)
     }
 
-    /// The same at a given address.
+    /// As `to`, but the link listens at the address `at`.
     pub fn between(at: &str, server: &Endpoint, seed: u64) -> Self {
         let address = server.to_string();
         let to = address.strip_prefix("tcp://").expect("a tcp endpoint").parse().expect("an address");
@@ -130,39 +129,39 @@ impl BadLink {
         Self { at, shared }
     }
 
-    /// Where clients connect.
+    /// The endpoint for clients to connect to.
     pub fn endpoint(&self) -> Endpoint {
         format!("tcp://{}", self.at).parse().expect("an endpoint")
     }
 
-    /// From now on one piece in so many has a fault; 0: none.
+    /// From now on one piece of this many has a fault; 0: none.
     pub fn set_faults(&self, one_in: u64) {
         self.shared.one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// From now on only this one.
+    /// From now on only this fault is used.
     pub fn set_only(&self, fault: Fault) {
         self.shared.only.store(fault as u64, Ordering::Relaxed);
     }
 
-    /// From now on damaged connections are not cut: their ends must notice by themselves.
+    /// From now on damaged connections are not cut: their ends must notice the damage.
     pub fn leave_damaged(&self) {
         self.shared.leaves_damaged.store(true, Ordering::Relaxed);
     }
 
-    /// The connections there are stay up and carry nothing any more.
+    /// From now on the present connections pass nothing on, and stay up.
     pub fn swallow(&self) {
         let all = self.shared.connections.load(Ordering::Relaxed);
         self.shared.dead_up_to.store(all, Ordering::Relaxed);
     }
 
-    /// The connections there are break.
+    /// Breaks the present connections.
     pub fn cut(&self) {
         let all = self.shared.connections.load(Ordering::Relaxed);
         self.shared.cut_up_to.store(all, Ordering::Relaxed);
     }
 
-    /// What was done so far.
+    /// The counts so far.
     pub fn figures(&self) -> &Figures {
         &self.shared.figures
     }
@@ -171,7 +170,7 @@ impl BadLink {
 impl Drop for BadLink {
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::Relaxed);
-        // Wakes who accepts.
+        // Wakes the thread that waits in accept.
         let _ = TcpStream::connect(self.at);
     }
 }
@@ -200,7 +199,7 @@ struct Pump {
     to: TcpStream,
     random: SeededRandom,
     shared: Arc<Shared>,
-    /// Of either direction: counted once.
+    /// Shared by both directions, so that a damaged connection is counted once.
     damaged: Arc<AtomicBool>,
 }
 
@@ -252,7 +251,7 @@ impl Pump {
         (self.random.next_u64() % bound.max(1) as u64) as usize
     }
 
-    /// Passes a piece on; says whether it was damaged, `None` if the connection is over.
+    /// Passes a piece on. Returns whether it was damaged; `None` if the connection is over.
     fn pass(&mut self, piece: &[u8]) -> Option<bool> {
         if self.number <= self.shared.dead_up_to.load(Ordering::Relaxed) {
             return Some(false);

@@ -1,8 +1,8 @@
-//! Peers that break the protocol, fall silent, or take all they can get, beside a client that wants to go on: nothing of them
-//! is left behind, and nobody else is kept from his.
+//! Peers that break the protocol, fall silent, or take all they can get, beside a client that keeps the rules. The server must hold nothing of such a
+//! peer after its end, and must go on to serve the other client.
 //!
-//! The hostile ones are another user where the tests run as root, and so have a share. What each kind of waiting costs a
-//! mount that measures itself is for `scripts/suites/attack.sh`.
+//! Where the tests run as root the hostile peers are another user, and so have a share of their own. `scripts/suites/attack.sh` measures what such
+//! peers cost a mount.
 
 mod peer;
 #[path = "../serving/mod.rs"]
@@ -33,18 +33,18 @@ const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1), umask: 0, dro
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const MIB: usize = 1 << 20;
 
-/// A server, and a client of it that keeps to the rules.
+/// A server, and a client that keeps the rules.
 struct Site {
     directory: tempfile::TempDir,
     running: Option<RunningServer>,
     client: Option<RemoteVolume>,
-    /// A file that anybody may open, of 1 MiB.
+    /// A file of 1 MiB that everybody may open.
     handle: cuttlefs_client::file::volume::Handle,
-    /// What is there before anybody hostile has come.
+    /// What the server held before the first hostile peer connected.
     before: Left,
 }
 
-/// What a server holds for its peers.
+/// What the server holds for its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Left {
     used: [usize; 4],
@@ -66,7 +66,7 @@ impl Left {
     }
 }
 
-/// The file that everybody may write.
+/// The name of the file that everybody may write.
 const FILE: &[u8] = b"file";
 
 impl Site {
@@ -85,7 +85,7 @@ impl Site {
             .set_attr(&CALLER, attr.ino, SetAttr { mode: Some(0o666), ..SetAttr::default() })
             .expect("mode");
         assert_eq!(client.write(&CALLER, file.handle, 0, &vec![7; MIB]), Ok(MIB as u32));
-        // All its lanes are there from here on.
+        // From here on the client has all its lanes.
         let before = Left::of(&running);
         Self { directory, running: Some(running), client: Some(client), handle: file.handle, before }
     }
@@ -109,7 +109,7 @@ impl Site {
         self.directory.path().join("unix")
     }
 
-    /// The honest client writes and reads 1 MiB, which takes bounce buffers.
+    /// The client that keeps the rules writes and reads 1 MiB, for which the server needs bounce buffers.
     fn go_on(&self) {
         let client = self.client.as_ref().expect("it runs");
         let bytes: Vec<u8> = (0..MIB).map(|at| (at * 31 + (at >> 9)) as u8).collect();
@@ -127,7 +127,7 @@ impl Site {
         }
     }
 
-    /// Everything of hostile peers is gone; sessions they had may stay for a lease.
+    /// Waits until the server holds nothing of the hostile peers, except their sessions, which may stay for a lease, and the files open in them.
     fn wait_for_nothing_left(&self) {
         let sessions = Resource::Sessions as usize;
         let keys = Resource::Filekeys as usize;
@@ -155,7 +155,7 @@ impl Drop for Site {
     }
 }
 
-/// Somebody else takes the path of a server that has stopped. Needs root, to be somebody else.
+/// A stranger listens at the path of a server that has stopped. The test needs root, to be another user.
 #[test]
 fn a_client_tells_a_stranger_in_its_servers_place_nothing() {
     if !rustix::process::geteuid().is_root() {
@@ -170,7 +170,7 @@ fn a_client_tells_a_stranger_in_its_servers_place_nothing() {
     let squat = peer::Squat::listen(&path);
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| client.lookup(&CALLER, InodeNo::ROOT, FILE).expect("the server is back"));
-        // It comes again and again, and says nothing each time.
+        // The client connects again and again, and sends nothing each time.
         for _ in 0..3 {
             assert_eq!(squat.hear(), b"");
         }
@@ -182,14 +182,14 @@ fn a_client_tells_a_stranger_in_its_servers_place_nothing() {
     client.shut_down();
 }
 
-/// A mount whose further connections fail is not without its server while others stand.
+/// A mount whose further connections fail is not cut off from its server while another connection stands.
 #[test]
 fn a_connection_that_cannot_be_made_is_not_a_server_that_is_away() {
     let site = Site::new();
     let (path, aside) = (site.unix(), site.directory.path().join("aside"));
     let client = serving::connect(&Endpoint::Unix(path.clone()), "two lanes", 2, false);
     let lookup = || client.lookup(&CALLER, InodeNo::ROOT, FILE).expect("an answer");
-    // Each thread has a lane of its own; the first that comes has the first, which is there already.
+    // Each thread gets a lane of its own. The first thread gets the first lane, which is there already.
     std::thread::scope(|scope| scope.spawn(lookup).join().expect("over the first lane"));
     let connections = site.running().server().admission.connections.len();
     std::fs::rename(&path, &aside).expect("the server's socket");
@@ -203,7 +203,7 @@ fn a_connection_that_cannot_be_made_is_not_a_server_that_is_away() {
         assert!(!client.session().is_away(), "the first lane stands");
         lookup();
         assert!(!asking.is_finished(), "it had a lane of its own");
-        // Now the server ends all there are.
+        // Now the server closes all connections.
         for connection in site.running().server().admission.connections.all() {
             connection.close();
         }
@@ -221,7 +221,7 @@ fn a_connection_that_cannot_be_made_is_not_a_server_that_is_away() {
     client.shut_down();
 }
 
-/// However a connection ends, nothing of it stays.
+/// Nothing of a connection stays, however it ends.
 #[test]
 fn a_connection_that_ended_leaves_nothing() {
     let site = Site::new();
@@ -299,7 +299,7 @@ fn a_connection_that_ended_leaves_nothing() {
             for _ in 0..10 {
                 let peer = attack(client);
                 if waits {
-                    // As long as a packet is on its way.
+                    // About as long as a packet is on its way.
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 drop(peer);
@@ -311,7 +311,7 @@ fn a_connection_that_ended_leaves_nothing() {
     site.go_on();
 }
 
-/// A request that only waits does not keep the connection of who is gone.
+/// A request that only waits must not keep the connection of a peer that has gone.
 #[test]
 fn a_wait_ends_with_its_connection() {
     let site = Site::new();
@@ -322,7 +322,7 @@ fn a_wait_ends_with_its_connection() {
             .for_each(|slot| peer.send(*slot, 1, &Request::AwaitLocks { hold_ms: AWAIT_LOCKS_MAX_MS }));
         peer
     };
-    // Before the others, so it is answered before they would be.
+    // Sent before the others, so its wait ends before theirs would.
     let first = asks(1, &[1]);
     for (client, slots) in [(2, &[1][..]), (3, &[1, 2])] {
         let connections = site.running().server().admission.connections.len();
@@ -335,7 +335,7 @@ fn a_wait_ends_with_its_connection() {
     site.wait_for_nothing_left();
 }
 
-/// What a session's other connection opens while the session ends is not open for good.
+/// A file that one connection of a session opens while another one ends the session must not stay open.
 #[test]
 fn what_a_session_opens_while_it_ends_is_closed() {
     let site = Site::new();
@@ -346,7 +346,7 @@ fn what_a_session_opens_while_it_ends_is_closed() {
         let mut opens = Peer::attached(&site.unix(), client);
         let mut ends = Peer::attached(&site.unix(), client);
         opens.send(1, 1, &Request::Reclaim { files: vec![file; RECLAIM_FILES_MAX] });
-        // Somewhere in the time that it takes.
+        // At some moment of the time that the reclaim takes.
         let sent = Instant::now();
         while sent.elapsed() < Duration::from_micros(4 * round as u64) {}
         ends.send(2, 1, &Request::Detach);
@@ -358,7 +358,7 @@ fn what_a_session_opens_while_it_ends_is_closed() {
     site.go_on();
 }
 
-/// A transfer whose connection ends is over, and its buffer free, at whatever moment that is.
+/// A transfer ends with its connection, at whatever moment that is, and its buffer is free again.
 #[test]
 fn a_connection_that_ends_in_a_transfer_gives_its_buffer_back() {
     let site = Site::new();
@@ -382,7 +382,7 @@ fn a_connection_that_ends_in_a_transfer_gives_its_buffer_back() {
     site.go_on();
 }
 
-/// A peer that does not answer transfers keeps no more buffers than its share, and those not for ever.
+/// A peer that does not answer transfers gets no more buffers than its share, and keeps them for a limited time.
 #[test]
 fn a_peer_that_answers_no_transfer_stops_nobody() {
     let site = Site::new();
@@ -399,18 +399,18 @@ fn a_peer_that_answers_no_transfer_stops_nobody() {
     for _ in 0..20 {
         site.go_on();
     }
-    // As they are: nobody has answered and nobody has gone.
+    // The peers have not answered and not gone: the server must close their connections.
     mute.iter_mut().for_each(Peer::wait_for_end);
     assert!(server.counters.timed_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
     site.wait_for_nothing_left();
 }
 
-/// Who connects and attaches no session has its connection for a while only.
+/// A connection without a session is closed after a while.
 #[test]
 fn a_peer_without_a_session_is_closed() {
     let site = Site::new();
     let mut mute: Vec<Peer> = (0..5).map(|_| Peer::welcomed(&site.unix()).expect("welcomed")).collect();
-    // Its session ends, and it stays.
+    // The session of this peer ends, and the peer stays connected.
     let mut ended = Peer::attached(&site.unix(), 1);
     ended.send(1, 1, &Request::Detach);
     ended.answer().expect("an answer");
@@ -420,7 +420,7 @@ fn a_peer_without_a_session_is_closed() {
     site.go_on();
 }
 
-/// One peer takes its share of connections and sessions; an administrator finds room.
+/// One user cannot take more than its share of connections and sessions, and an administrator still finds room.
 #[test]
 fn one_peer_cannot_take_all_places() {
     if !rustix::process::geteuid().is_root() {
@@ -435,7 +435,7 @@ fn one_peer_cannot_take_all_places() {
     assert_eq!(more.attach(1, "x"), Err(Status::Busy));
     greedy.push(more);
     let connections = Resource::Connections.bound().share;
-    // With sessions they had before: who attaches none is closed after a while.
+    // These connections join the sessions from above: a connection without a session would be closed after a while.
     while greedy.len() < connections {
         greedy.push(Peer::attached(&site.unix(), 1000 + (greedy.len() % sessions) as u128));
     }
@@ -448,7 +448,7 @@ fn one_peer_cannot_take_all_places() {
     site.wait_for_nothing_left();
 }
 
-/// Whatever a label holds, `status` fits a message and has no control character in it.
+/// Whatever labels contain, the text of `status` fits a message and has no control character.
 #[test]
 fn labels_do_not_break_status() {
     let site = Site::new();

@@ -1,4 +1,4 @@
-//! A peer that speaks the byte protocol itself, so that it can break it.
+//! A hostile peer. It builds its packets itself, so that it can break the protocol.
 
 use cuttlefs_common::ids::{FileKey, InodeNo, Rkey, SlotIndex, TraceId};
 use cuttlefs_common::rdma::soft::tcp::packet::{
@@ -17,20 +17,21 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// A user that is neither root nor the server's, if this process may become one.
+/// The user of the hostile peers: neither root nor the server's user. Used only if this process may become another user.
 const STRANGER: u32 = 61_234;
-/// How long an answer may take.
+/// The longest time for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection to a server's `unix://` endpoint.
 pub struct Peer {
     stream: UnixStream,
     sequence: u64,
-    /// The directory that its session sees as root.
+    /// The inode that its session sees as the root directory.
     root: Option<InodeNo>,
 }
 
-/// Does something as a stranger: credentials are those of the thread that connects, or listens.
+/// Runs `work` as the stranger if this process may. It runs in a thread of its own, because a socket has the credentials of the thread that connects
+/// or listens.
 fn as_stranger<T: Send + 'static>(path: &Path, work: impl FnOnce(&Path) -> T + Send + 'static) -> T {
     let path = path.to_owned();
     let working = std::thread::spawn(move || {
@@ -49,16 +50,16 @@ fn stream(path: &Path) -> UnixStream {
     stream
 }
 
-/// A stranger who listens where a server should.
+/// A stranger who listens at the path of a server's socket.
 pub struct Squat(UnixListener);
 
 impl Squat {
-    /// The path must be free.
+    /// Listens at `path`, which must be free.
     pub fn listen(path: &Path) -> Self {
         Self(as_stranger(path, |path| UnixListener::bind(path).expect("a stranger may listen there")))
     }
 
-    /// All that the next client who comes says.
+    /// Accepts the next client and returns all that it sends before it closes the connection.
     pub fn hear(&self) -> Vec<u8> {
         let (mut stream, _) = self.0.accept().expect("somebody comes");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
@@ -69,12 +70,12 @@ impl Squat {
 }
 
 impl Peer {
-    /// Connected, and nothing said.
+    /// Connects and sends nothing.
     pub fn silent(path: &Path) -> Self {
         Self { stream: stream(path), sequence: 0, root: None }
     }
 
-    /// Connected, and welcomed; `None` if it was refused.
+    /// Connects and says hello; `None` if the server refuses.
     pub fn welcomed(path: &Path) -> Option<Self> {
         let mut peer = Self::silent(path);
         peer.write(&build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload()));
@@ -82,7 +83,7 @@ impl Peer {
         (header.kind == PacketKind::Welcome).then_some(peer)
     }
 
-    /// Welcomed, with a session.
+    /// Connects and attaches a session.
     pub fn attached(path: &Path, client: u128) -> Self {
         let mut peer = Self::welcomed(path).expect("welcomed");
         assert_eq!(peer.attach(client, "hostile"), Ok(()));
@@ -102,7 +103,7 @@ impl Peer {
         header.result
     }
 
-    /// The number of a file of the root, as its session sees it: a stranger's numbers are his own.
+    /// The inode number of a file in the root directory, in this session: another user's numbers would be of no use.
     pub fn look_up(&mut self, name: &[u8]) -> InodeNo {
         let parent = self.root.expect("it has a session");
         self.send(0, 1, &Request::Lookup { parent, name });
@@ -130,7 +131,7 @@ impl Peer {
         }
     }
 
-    /// A packet of its own with the next sequence number.
+    /// Sends a packet with the connection's next sequence number.
     pub fn put(&mut self, header: PacketHeader, payload: &[u8]) {
         self.sequence += 1;
         self.write(&build(PacketHeader { sequence: self.sequence, ..header }, payload));
@@ -152,7 +153,7 @@ impl Peer {
         self.put(PacketHeader::new(PacketKind::Send, 0), &message);
     }
 
-    /// Whatever the server sends next; `None` once it has closed.
+    /// The server's next packet; `None` after it has closed the connection.
     pub fn packet(&mut self) -> Option<(PacketHeader, Vec<u8>)> {
         let mut header = [0; PACKET_HEADER_LEN];
         self.stream.read_exact(&mut header).ok()?;
@@ -162,7 +163,7 @@ impl Peer {
         Some((header, payload))
     }
 
-    /// The next message of the server's. One-sided requests before it are not answered.
+    /// The server's next message. Requests for the peer's memory before it are not answered.
     pub fn answer(&mut self) -> Option<(ReplyHeader, Vec<u8>)> {
         loop {
             let (header, payload) = self.packet()?;
@@ -173,13 +174,13 @@ impl Peer {
         }
     }
 
-    /// Whether the server has sent something that was not taken.
+    /// Whether the server has sent something that this peer has not read.
     pub fn has_answer(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         rustix::net::recv(&self.stream, &mut [0], flags).is_ok()
     }
 
-    /// Answers so many of the server's WRITEs.
+    /// Reads this many packets, and acknowledges the WRITEs among them.
     pub fn acknowledge(&mut self, writes: usize) {
         for _ in 0..writes {
             let Some((header, _)) = self.packet() else { return };
@@ -195,13 +196,13 @@ impl Peer {
     }
 }
 
-/// A write of 1 MiB whose bytes the server is to pull.
+/// A write of 1 MiB whose bytes the server must pull.
 pub fn pulled_write(filekey: FileKey) -> Request<'static> {
     let buffer = RemoteBuffer { rkey: Rkey(1234), offset: 0, len: 1 << 20 };
     Request::Write { filekey, offset: 0, append: false, payload: Payload::Pull(buffer) }
 }
 
-/// A fetch of every other page of 1 MiB: 128 WRITEs, one after the other.
+/// A fetch of every other page of 1 MiB, for which the server must send 128 WRITEs, one after the other.
 pub fn pushed_fetch(filekey: FileKey) -> Request<'static> {
     let len = 1 << 20;
     let mut pages = PageSet::none_of_range(0, len);

@@ -1,8 +1,8 @@
-//! Reads sources for which of its crate's modules each file names, and holds them to an order.
+//! Finds the modules of the crate that each source file names, and checks them against an order.
 //!
-//! It knows just enough Rust: comments, literals and lifetimes are passed over; a path that begins with `crate`, `super` or `self`, in a
-//! `use` with its groups, in code, or in `pub(in …)`, is followed to the module below the crate's root that it is in. Names in
-//! documentation are no imports.
+//! The reader knows just enough of Rust: it skips comments, literals and lifetimes. A path that begins with `crate`, `super` or `self`, in a `use`
+//! with its groups, in code, or in `pub(in …)`, is followed to the module below the crate's root that it names. Names in documentation are not
+//! imports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Named {
     pub line: usize,
-    /// `*`: the root itself, through which everything can be had.
+    /// The module's name. `*` stands for the root itself, through which everything can be named.
     pub module: String,
 }
 
-/// What is wrong with the sources of a crate in which a module below the root names none that stands behind it in `order`: one line each,
-/// with file and line. The root (`lib.rs`, `main.rs`) may name everything.
+/// The violations of an order, one line each with file and line number: a module below the root may name only itself and modules before it in
+/// `order`. The root (`lib.rs`, `main.rs`) may name everything.
 pub fn out_of_order(sources: &Path, order: &[&str]) -> Vec<String> {
     let rank = |module: &str| order.iter().position(|known| *known == module);
     let mut wrong = Vec::new();
@@ -40,7 +40,7 @@ pub fn out_of_order(sources: &Path, order: &[&str]) -> Vec<String> {
     wrong
 }
 
-/// All files of Rust below a directory, in order.
+/// All Rust files below a directory, sorted.
 pub fn rust_files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).expect("a directory of sources");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -53,7 +53,7 @@ pub fn rust_files(directory: &Path) -> Vec<PathBuf> {
     paths.into_iter().flat_map(below).collect()
 }
 
-/// The module that a file is; empty: the root.
+/// The module path of a file; empty for the root.
 fn module_path(file: &Path) -> Vec<String> {
     let parts = file.with_extension("");
     let mut path: Vec<String> = parts.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -65,7 +65,7 @@ fn module_path(file: &Path) -> Vec<String> {
     path
 }
 
-/// What the source of the module at `path` names, each with its line.
+/// The modules that the source of the module at `path` names, with their lines.
 pub fn named(source: &str, path: &[String]) -> Vec<Named> {
     let mut reader = Reader { tokens: tokens(source), found: Vec::new() };
     reader.read(path);
@@ -75,7 +75,7 @@ pub fn named(source: &str, path: &[String]) -> Vec<Named> {
 #[derive(Debug, PartialEq, Eq)]
 enum What {
     Word(String),
-    /// `::`
+    /// The token `::`.
     Path,
     Sign(char),
 }
@@ -93,7 +93,7 @@ struct Reader {
 
 impl Reader {
     fn read(&mut self, path: &[String]) {
-        // Modules within the file, each with the depth of braces it is at.
+        // The modules within the file that are open here, each with its depth of braces.
         let mut inner: Vec<(usize, String)> = Vec::new();
         let mut depth = 0;
         for at in 0..self.tokens.len() {
@@ -137,7 +137,7 @@ impl Reader {
         self.tokens.get(at).is_some_and(|token| token.what == What::Path)
     }
 
-    /// The word at `at` means the module `base`. Looks what follows it.
+    /// The word at `at` means the module `base`: follows the path behind it.
     fn follow(&mut self, at: usize, base: Vec<String>) {
         let is_renamed =
             matches!(self.tokens.get(at + 1), Some(Token { what: What::Word(word), .. }) if word == "as");
@@ -148,7 +148,7 @@ impl Reader {
         }
     }
 
-    /// A tree of paths, as behind `use`, begins at `at` in the module `base`. Gives where it ends.
+    /// Reads a tree of paths, as in a `use`, that begins at `at` in the module `base`.
     fn tree(&mut self, at: usize, mut base: Vec<String>) {
         match self.tokens.get(at).map(|token| &token.what) {
             Some(What::Word(word)) if word == "super" => {
@@ -188,7 +188,7 @@ impl Reader {
     }
 }
 
-/// Words and signs, without comments and literals.
+/// The words and signs of a source, without comments and literals.
 fn tokens(source: &str) -> Vec<Token> {
     let chars: Vec<char> = source.chars().collect();
     let (mut tokens, mut line, mut at) = (Vec::new(), 1, 0);
@@ -258,7 +258,7 @@ fn string(rest: &[char]) -> usize {
     (at + 1).min(rest.len())
 }
 
-/// A character, or a lifetime.
+/// The length of a character literal, or of the quote of a lifetime.
 fn quote(rest: &[char]) -> usize {
     match rest.get(1..3) {
         Some(['\\', _]) => 3 + length_until(&rest[3..], |rest| rest[0] == '\'') + 1,
@@ -267,7 +267,7 @@ fn quote(rest: &[char]) -> usize {
     }
 }
 
-/// A raw string or identifier behind its prefix.
+/// The length of a raw string or raw identifier after its prefix.
 fn raw_string(prefix: &str, rest: &[char]) -> Option<usize> {
     let hashes = length_until(rest, |rest| rest[0] != '#');
     if !matches!(prefix, "r" | "br" | "cr") || rest.get(hashes) != Some(&'"') {

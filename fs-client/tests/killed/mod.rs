@@ -1,4 +1,4 @@
-//! A server in a process of its own, which can be killed, and its clients in this one.
+//! A server in a child process that can be killed. Its clients are in the test's process.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What tells this test's binary to be a server: the directory, then where to listen.
+/// The variable that tells this test's binary to be a server. Its value is the directory, a newline, and the endpoint to listen on.
 const CHILD: &str = "CUTTLEFS_TEST_SERVE";
 /// How long a server may take to start.
 const START_WAIT: Duration = Duration::from_secs(30);
@@ -75,7 +75,7 @@ impl Site {
         }
     }
 
-    /// What the servers said.
+    /// The output of all servers so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("server.log")).unwrap_or_default()
     }
@@ -87,7 +87,7 @@ impl Site {
         child.wait().expect("wait");
     }
 
-    /// A client with its threads.
+    /// A client with its control thread.
     pub fn connect(&self) -> RemoteVolume {
         serving::connect(&self.endpoint, "killed", 4, true)
     }
@@ -105,7 +105,7 @@ impl Drop for Site {
     }
 }
 
-/// The server, in a process of its own: serves until its standard input ends. Does nothing unless it is asked to.
+/// The body of the child process: serves until its standard input ends. Does nothing unless the variable `CHILD` is set.
 pub fn serve_if_asked() {
     let Ok(asked) = std::env::var(CHILD) else { return };
     let (directory, endpoint) = asked.split_once('\n').expect("two words");

@@ -1,4 +1,4 @@
-//! Contents of a file: the pages that are there; all others are holes.
+//! The contents of a file: the pages that exist. All other pages are holes.
 
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::SeekFor;
@@ -80,7 +80,7 @@ impl FilePages {
     }
 }
 
-/// The pages of a byte range: (page, first byte in it, bytes).
+/// Splits a byte range at page boundaries: (page, first byte within it, length).
 fn parts(offset: u64, end: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let mut at = offset;
     std::iter::from_fn(move || {

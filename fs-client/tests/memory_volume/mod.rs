@@ -1,8 +1,7 @@
-//! An in-memory `Volume`: the semantics a server has to have, small enough to be seen to be right.
+//! An in-memory `Volume` with the semantics that a server must have, small enough to be checked by reading it.
 //!
-//! A test double for the FUSE edge, not a model of the real server: one lock, no sessions, nothing durable.
-//! Permissions are the kernel's business here too; what the kernel leaves to a server (set-group-id directories,
-//! link counts, times, orphans) is done.
+//! It is a test double for the FUSE edge, and no model of the real server: it has one lock, no sessions, and nothing durable. The kernel checks
+//! permissions here too. This volume does what the kernel leaves to a server: set-group-id directories, link counts, times, files without a name.
 
 mod file_pages;
 pub mod mount;
@@ -22,19 +21,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tree::{Body, Tree, now};
 
-/// Space the double pretends to have.
+/// The size of the pool that the volume reports, in pages.
 const POOL_PAGES: u64 = 1 << 20;
 
 /// An in-memory volume.
 pub struct MemoryVolume {
     root: InodeNo,
     state: Mutex<State>,
-    /// The server is away: reads wait until the mount is shut down.
+    /// Whether the server is away: reads wait until the mount is shut down.
     stalled: AtomicBool,
-    /// The server is away, and there are changes that only the mount has.
+    /// Whether the server is away and only the mount has some changes.
     stranded: AtomicBool,
     ended: Condvar,
-    /// Told when other operations are held than before.
+    /// Notified when other operations are held than before.
     changed: Condvar,
 }
 
@@ -46,14 +45,14 @@ struct State {
     shut_down: bool,
     /// Operations of this name wait before they do anything.
     held: Option<&'static str>,
-    /// Of each operation all but the first wait.
+    /// All calls wait except the first one of each operation.
     vanished: bool,
-    /// Opens find that nobody but this mount has changed the file.
+    /// Whether an open says that only this mount has changed the file.
     keeps_cache: bool,
 }
 
 impl MemoryVolume {
-    /// An empty volume whose root has this number.
+    /// An empty volume whose root directory has this inode number.
     pub fn new(root: InodeNo) -> Self {
         let state = State {
             tree: Tree::new(root),
@@ -76,18 +75,18 @@ impl MemoryVolume {
         }
     }
 
-    /// From now on these operations wait, as if the server were away, and no others.
+    /// From now on calls of this operation wait, as if the server were away. Calls of other operations held before go on.
     pub fn hold(&self, operation: Option<&'static str>) {
         self.state.lock().held = operation;
         self.changed.notify_all();
     }
 
-    /// The server answers each question once, and is gone.
+    /// From now on the server answers the first call of each operation, and no other.
     pub fn vanish(&self) {
         self.state.lock().vanished = true;
     }
 
-    /// From now on an open lets the kernel keep what it has cached of the file.
+    /// From now on each open lets the kernel keep its cached pages of the file.
     pub fn keep_cache(&self) {
         self.state.lock().keeps_cache = true;
     }
@@ -97,22 +96,22 @@ impl MemoryVolume {
         self.state.lock().calls.get(operation).copied().unwrap_or(0)
     }
 
-    /// From now on reads find the server away.
+    /// From now on the server is away for reads.
     pub fn stall_reads(&self) {
         self.stalled.store(true, Ordering::Release);
     }
 
-    /// From now on the server is away with changes that no sync has covered, and no sync is answered.
+    /// From now on the server is away, the mount has unsynced changes, and no sync is answered.
     pub fn strand(&self) {
         self.stranded.store(true, Ordering::Release);
     }
 
-    /// Files that are open.
+    /// The number of open files and directories.
     pub fn open_handles(&self) -> usize {
         self.state.lock().handles.len()
     }
 
-    /// Inodes, the root included.
+    /// The number of inodes, with the root.
     pub fn inodes(&self) -> usize {
         self.state.lock().tree.len()
     }
@@ -150,7 +149,7 @@ impl State {
         Ok(OpenFile { handle: Handle(handle), keep_cache: self.keeps_cache, change })
     }
 
-    /// Who changes the contents may not leave set-id bits and capabilities on the file.
+    /// Takes set-id bits and capabilities away from the file, if the caller's change of contents must do that.
     fn drop_privileges(&mut self, caller: &Caller, ino: InodeNo) -> Result<(), FsError> {
         let node = self.tree.node_mut(ino)?;
         if caller.drops_privileges {
@@ -376,7 +375,7 @@ impl Volume for MemoryVolume {
             pages.write(offset, bytes);
             attr.size = attr.size.max(end);
         })?;
-        Ok(Written { offset: Some(offset), len: bytes.len() as u32 })
+        Ok(Written { offset, len: bytes.len() as u32 })
     }
 
     fn fsync(&self, _caller: &Caller, handle: Handle, _contents_only: bool) -> Result<(), FsError> {
@@ -545,7 +544,7 @@ impl Volume for MemoryVolume {
             return Condition::default();
         }
         let away = Away { time: Duration::from_secs(7), because: "its key was taken away".to_owned() };
-        Condition { away: Some(away), unsynced: UnsyncedChanges { files: 2, bytes: 5 } }
+        Condition { away: Some(away), unheard: None, unsynced: UnsyncedChanges { files: 2, bytes: 5 } }
     }
 
     fn sync_all(&self) -> Result<(), FsError> {

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Some number that is not FUSE's root, so that the mapping is exercised by every test.
+/// Not FUSE's root number, so that every test exercises the mapping of inode numbers.
 pub const ROOT: InodeNo = InodeNo(1000);
 
-/// A mount of a volume in memory.
+/// A mount of an in-memory volume.
 pub struct Mount {
     pub volume: Arc<MemoryVolume>,
     mounted: Option<Mounted>,
@@ -19,7 +19,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// `None` where FUSE cannot be used.
+    /// Mounts a new volume; `None` where FUSE cannot be used.
     pub fn new(settings: FuseSettings) -> Option<Self> {
         let usable = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
         if !usable {
@@ -33,7 +33,7 @@ impl Mount {
         Some(Self { volume, mounted: Some(mounted), dir })
     }
 
-    /// Of a file in it.
+    /// The path of a file in the mount.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -45,7 +45,7 @@ impl Mount {
 
     /// Unmounts, and waits until everything is closed.
     pub fn end(mut self) {
-        // The kernel does not wait for the answer to a close, nor unmounting for those that are on their way.
+        // The kernel does not wait for the answer to a close, nor does an unmount wait for closes under way.
         for _ in 0..1000 {
             if self.volume.open_handles() == 0 {
                 break;
@@ -63,7 +63,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.mounted.is_some() {
-            // A failed test must not leave a mount behind, nor hang on it.
+            // A failed test must neither leave a mount behind nor hang on it.
             let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH | UnmountFlags::FORCE);
         }
     }

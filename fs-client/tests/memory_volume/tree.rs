@@ -22,7 +22,7 @@ pub enum Body {
     Special,
 }
 
-/// Entries by name and, for listings that survive changes, by cookie.
+/// Entries by name, and by cookie for listings that go on while the directory changes.
 #[derive(Default)]
 pub struct Directory {
     by_name: BTreeMap<Vec<u8>, (u64, InodeNo)>,
@@ -34,12 +34,12 @@ pub struct Node {
     pub body: Body,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub opens: u32,
-    /// Of a directory: where it hangs.
+    /// For a directory: its parent directory.
     parent: InodeNo,
 }
 
 impl Node {
-    /// Its marks follow its attributes.
+    /// Sets the chattr marks of the attributes that the node has.
     pub fn mark(&mut self) {
         for (name, mark) in [
             (ACCESS_ACL_XATTR, InodeFlags::ACCESS_ACL),
@@ -133,7 +133,7 @@ impl Tree {
         Ok(self.node(ino)?.attr)
     }
 
-    /// A file that no directory names.
+    /// Makes a file without a name.
     pub fn make_nameless(&mut self, caller: &Caller, parent: InodeNo, mode: u16) -> Result<InodeNo, FsError> {
         self.directory(parent)?;
         let ino = self.make_inode(caller, parent, NewNode::File, mode)?;
@@ -155,7 +155,7 @@ impl Tree {
             NewNode::Symlink(target) => (FileKind::Symlink, Body::Symlink(target.to_vec()), 0),
             NewNode::Special { kind, rdev } => (kind, Body::Special, rdev),
         };
-        // inode(7): a set-group-ID directory gives its group to what is made in it, and the bit to directories.
+        // inode(7): a set-group-ID directory gives its group to new inodes in it, and the bit to new directories.
         let set_gid = above.mode & 0o2000;
         let gid = if set_gid != 0 { above.gid } else { caller.gid };
         let mode = mode & !caller.umask;
@@ -268,7 +268,7 @@ impl Tree {
     fn may_add(&self, parent: InodeNo, name: &[u8]) -> Result<(), FsError> {
         match self.find(parent, name)? {
             Some(_) => Err(Status::Exists.into()),
-            // A directory that was removed while someone is in it takes no new names.
+            // A removed directory that is still open takes no new names.
             None if self.node(parent)?.attr.nlink == 0 => Err(Status::NotFound.into()),
             None => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! Who writes and who reads, at the same time.
+//! The threads that write and read at the same time.
 
 use super::running::{CALLER, READ, READ_WRITE, read};
 use super::words::{PageState, WORDS, bytes_of, cut_of};
@@ -13,24 +13,24 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Files with one writer each.
+/// The number of files with one writer each.
 const FILES: usize = 3;
-/// Pages of each: together more than twice the frames.
+/// The number of pages of each file. Together the files have more than twice as many pages as there are frames.
 const FILE_PAGES: u64 = 72;
-/// What a writer does if no time is given.
+/// The number of steps of a writer, if no time is given.
 const STEPS: u64 = 900;
 
-/// A file that comes and goes: who looks for it finds this much.
+/// A file that exists for a while only.
 #[derive(Clone, Copy)]
 pub struct Churned {
     pub ino: InodeNo,
-    /// The number in its words.
+    /// The file number in its words.
     pub file: u64,
 }
 
-/// What all threads share.
+/// State that all threads share.
 pub struct World<'a> {
-    /// Over tcp, shm, tcp with the tables read, shm; or all over an RNIC.
+    /// The clients: over tcp, over shm, over tcp reading the tables, over shm; or all over an RNIC.
     pub clients: [&'a RemoteVolume; 4],
     pub churned: Mutex<Vec<Churned>>,
     pub churned_reads: AtomicU64,
@@ -41,7 +41,7 @@ pub struct World<'a> {
     stop: AtomicBool,
 }
 
-/// Ends the run when a thread panics.
+/// Ends the run when its thread panics.
 struct EndOnPanic<'a>(&'a AtomicBool);
 
 impl Drop for EndOnPanic<'_> {
@@ -52,7 +52,7 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// Whether there was room for a change; anything else that fails ends the test.
+/// Whether there was room for a change. Panics if the change failed for another reason.
 pub fn had_room<T>(result: Result<T, FsError>) -> bool {
     match result {
         Ok(_) => true,
@@ -62,7 +62,7 @@ pub fn had_room<T>(result: Result<T, FsError>) -> bool {
 }
 
 impl<'a> World<'a> {
-    /// Files of holes, open at every client.
+    /// Makes files of holes and opens them at every client.
     pub fn new(clients: [&'a RemoteVolume; 4], seed: u64, until: Option<Instant>) -> Self {
         let handles = std::array::from_fn(|file| {
             let name = format!("file-{file}");
@@ -86,7 +86,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs a thread's part; if it panics, all end.
+    /// Runs a thread's part. If it panics, all threads end.
     pub fn bounded(&self, part: impl FnOnce()) {
         let _end = EndOnPanic(&self.stop);
         part();
@@ -100,13 +100,13 @@ impl<'a> World<'a> {
         !self.stop.load(Ordering::SeqCst)
     }
 
-    /// Random numbers of one thread.
+    /// A source of random numbers for one thread.
     pub fn random(&self, thread: u64) -> impl Fn(u64) -> u64 + use<> {
         let random = SeededRandom::new(self.seed ^ thread.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         move |below| random.next_u64() % below
     }
 
-    /// Whether a bounded thread that has done so many steps goes on.
+    /// Whether a bounded thread goes on after this many steps.
     pub fn goes_on(&self, steps: u64, share: u64) -> bool {
         self.running() && self.until.map_or(steps < STEPS / share, |until| Instant::now() < until)
     }
@@ -115,7 +115,7 @@ impl<'a> World<'a> {
         self.churned_reads.load(Ordering::Relaxed)
     }
 
-    /// Rewrites and punches the pages of its file through one client after another.
+    /// Writes and punches pages of its file, through a random client each time.
     pub fn writer(&self, file: usize) {
         let draw = self.random(1 + file as u64);
         let mut steps = 0;
@@ -123,7 +123,7 @@ impl<'a> World<'a> {
             steps += 1;
             let client = draw(4) as usize;
             let (volume, handle) = (self.clients[client], self.handles[file][client]);
-            // Half of what is done is done to a sixth of the pages, so that there are hot ones.
+            // Half of the changes are in a sixth of the pages, so that some pages are hot.
             let first = draw(if draw(2) == 0 { FILE_PAGES / 6 } else { FILE_PAGES });
             let count = (1 + draw(3)).min(FILE_PAGES - first);
             match draw(10) {
@@ -143,7 +143,7 @@ impl<'a> World<'a> {
         pages.iter().zip(versions).for_each(|(page, version)| page.end(version));
     }
 
-    /// Several pages in one write. Only versions that are not cut.
+    /// Writes several pages at once, all with versions that are not cut.
     fn write_whole(&self, file: usize, volume: &RemoteVolume, handle: Handle, first: u64, count: u64) {
         let name = file as u64 + 1;
         let pages = &self.pages[file][first as usize..(first + count) as usize];
@@ -164,7 +164,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// One page, in two parts if its version is cut.
+    /// Writes one page, in two parts if its version is cut.
     fn write_page(&self, file: usize, volume: &RemoteVolume, handle: Handle, at: u64) {
         let name = file as u64 + 1;
         let page = &self.pages[file][at as usize];
@@ -176,13 +176,13 @@ impl<'a> World<'a> {
         }
         if cut > 0 {
             let front = bytes_of(name, at, version, cut);
-            // The page is there, so there is room.
+            // The page exists by now, so there is room.
             volume.write(&CALLER, handle, at * PAGE_SIZE_U64, &front).expect("write");
         }
         page.end(version);
     }
 
-    /// Reads whole pages, parts and spans through one client.
+    /// Reads whole pages, parts of pages and spans of several pages through one client.
     pub fn reader(&self, client: usize) {
         let draw = self.random(100 + client as u64);
         while self.running() {
@@ -219,7 +219,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// All is quiet: every page shows at every client what was written last.
+    /// After all changes: checks that every client reads the last version of every page.
     pub fn finish(&self) {
         for client in 0..4 {
             for (file, handles) in self.handles.iter().enumerate() {
@@ -231,7 +231,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Opens a file to read; `None`: it is gone.
+    /// Opens a file for reading; `None` if it is gone.
     pub fn open_to_read(&self, client: usize, ino: InodeNo) -> Option<Handle> {
         match self.clients[client].open(&CALLER, ino, READ) {
             Ok(opened) => Some(opened.handle),

@@ -1,4 +1,4 @@
-//! Files that are made, extended, cut and unlinked, so that pool pages go from file to file at once.
+//! Files that are made, extended, cut and unlinked, so that pool pages move from file to file all the time.
 
 use super::actors::{Churned, World, had_room};
 use super::running::{CALLER, READ_WRITE, read};
@@ -8,17 +8,17 @@ use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
 use std::sync::atomic::Ordering;
 
-/// Files at a time.
+/// The number of files at a time.
 const PLACES: u64 = 3;
-/// Pages of each at most.
+/// The most pages of such a file.
 const MOST_PAGES: u64 = 40;
-/// The numbers of the first churned file.
+/// The file number of the first one.
 const FIRST_FILE: u64 = 1000;
-/// Changes of a file before it is unlinked.
+/// How many changes are made to a file before it is unlinked.
 const CHANGES: u64 = 12;
 
 impl World<'_> {
-    /// Makes one file after another; each replaces the one that had its place.
+    /// Makes one file after another. Each replaces the one that had its name.
     pub fn churner(&self) {
         let draw = self.random(50);
         let mut steps = 0;
@@ -38,7 +38,7 @@ impl World<'_> {
                 steps += 1;
                 let page = draw(MOST_PAGES);
                 if draw(4) == 0 {
-                    // Shorter or longer, and not at a page's end.
+                    // Any size that is a multiple of eight bytes.
                     let size = page * PAGE_SIZE_U64 + draw(WORDS as u64) * 8;
                     let set = SetAttr { size: Some(size), ..SetAttr::default() };
                     volume.set_attr(&CALLER, attr.ino, set).expect("truncate");
@@ -50,12 +50,12 @@ impl World<'_> {
                 }
             }
             volume.release(opened.handle);
-            // The words hold sixteen bits of it.
+            // A word holds sixteen bits of the file number.
             file = if file < 60_000 { file + 1 } else { FIRST_FILE + PLACES };
         }
     }
 
-    /// Reads such files, also after they were unlinked: their own words, zeros, or nothing any more.
+    /// Reads such files, also after they were unlinked: it must find their own words or zeros, or an earlier end.
     pub fn churn_reader(&self, client: usize) {
         let draw = self.random(200 + client as u64);
         while self.running() {

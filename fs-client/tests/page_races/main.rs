@@ -1,9 +1,9 @@
-//! Pages that are evicted, rewritten, cut off and given to other files while clients read them, translated by the target, with loads and with
-//! READs of the tables at once: nobody ever sees a torn, foreign or old page, nor the magic pattern for data or data for the pattern.
+//! Pages that are evicted, rewritten, cut off and given to other files while clients read them: translated by the target, by loads, and by READs of
+//! the tables at once. No client may see a torn, foreign or old page, the magic pattern instead of data, or data instead of the pattern.
 //!
-//! The server has far fewer frames than the files have pages, and the pool hardly more pages than the files, so that
-//! everything moves all the time. `CUTTLEFS_STRESS_SEED` repeats what is drawn (not how threads meet);
-//! `CUTTLEFS_STRESS_SECONDS` is the long form. Over an RNIC all clients read the tables, and nobody translates at the target.
+//! The server has far fewer frames than the files have pages, and the pool hardly more pages than the files, so everything moves all the time.
+//! `CUTTLEFS_STRESS_SEED` repeats the random numbers, but not the schedule of the threads; `CUTTLEFS_STRESS_SECONDS` sets the time of a long run.
+//! Over an RNIC all clients read the tables, and the target does not translate.
 
 #[path = "../running/mod.rs"]
 mod running;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const POOL_BYTES: u64 = 2 << 20;
 const FRAMES: u64 = 96;
 
-/// How the clients reach the server.
+/// The links between clients and server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
     Software,
@@ -67,7 +67,7 @@ fn race(hotspots: Hotspots, links: Links) {
         for reader in 0..3 {
             scope.spawn(move || world.bounded(|| world.churn_reader(reader)));
         }
-        // One that panicked ends the run at once: `bounded` sees to it.
+        // If a thread panics, `bounded` ends all others.
         let ended = bounded.into_iter().map(|thread| thread.join()).filter(Result::is_err).count();
         world.stop();
         assert_eq!(ended, 0, "somebody saw what must not be; see above");
@@ -81,7 +81,7 @@ fn race(hotspots: Hotspots, links: Links) {
     for client in &clients {
         println!("{:?}", client.figures());
     }
-    // A run in which nothing raced tested nothing.
+    // Without these events nothing raced, and the run would have tested nothing.
     let counts = figures.counts;
     let everywhere = [
         ("evicted", counts.evicted),

@@ -1,4 +1,4 @@
-//! Data that equals the server's magic pattern: a false positive of detection costs an RPC and is never wrong.
+//! Data that equals the server's magic pattern: a read that takes it for the pattern costs a request, and returns the right bytes.
 
 use super::actors::{World, had_room};
 use super::running::{CALLER, READ, READ_WRITE, figure, read};
@@ -12,9 +12,9 @@ use cuttlefs_common::region::MagicPattern;
 const PAGES: u64 = 20;
 
 impl World<'_> {
-    /// Writes the pattern and words, whole pages and parts, and reads them back through every client. Alone with its
-    /// file, so it knows every byte. `plain` pulls no bitmaps: it learns only from the bytes what is not there. (Where clients read the tables they
-    /// learn it from those, and there is none.)
+    /// Writes the pattern and words, in whole pages and parts, and reads them back through every client. No other thread writes this file, so every
+    /// byte is known. The client `plain` pulls no bitmaps: only the bytes of a read tell it that a page is not in memory. (Where all clients read the
+    /// tables, the tables tell them, and there is no `plain`.)
     pub fn pattern_writer(&self, magic: &MagicPattern, plain: Option<&RemoteVolume>) {
         let draw = self.random(70);
         let made = self.clients[0].create(&CALLER, InodeNo::ROOT, b"pattern", 0o644, true, READ_WRITE);
@@ -37,7 +37,7 @@ impl World<'_> {
                 magic.fill(offset_in_page, &mut bytes);
             }
             if !had_room(self.clients[0].write(&CALLER, opened.handle, start as u64, &bytes)) {
-                // Its front may have been written; which, the next read says.
+                // The front part may have been written. A read shows which.
                 let found = read(self.clients[0], opened.handle, 0, model.len() as u32).expect("read");
                 let is_known =
                     |at: usize| found[at] == model[at] || found.get(at) == bytes.get(at.wrapping_sub(start));
@@ -61,7 +61,7 @@ impl World<'_> {
         self.clients[0].release(opened.handle);
     }
 
-    /// Whether it is resident or not: each look at the pattern costs its question.
+    /// Each read of a page that equals the pattern must cost a request, whether the page is in a frame or not.
     fn look_at_the_pattern(&self, magic: &MagicPattern, plain: &RemoteVolume, ino: InodeNo, writes: Handle) {
         let looking = plain.open(&CALLER, ino, READ).expect("open").handle;
         let mut page = vec![0; PAGE_SIZE];

@@ -1,37 +1,37 @@
-//! Self-describing pages: one word says whose it is, and judges whether it may be there.
+//! Self-describing pages: each word says to which page and version it belongs, so a reader can judge whether it may see the word.
 //!
-//! A page has one writer, which counts its versions. Even versions are bytes, odd ones zeros (a hole). Some versions
-//! are written in two parts, the rear first, so that a reader may see the version before in front of the cut.
+//! A page has one writer, which counts its versions. Even versions are bytes, odd ones zeros (a hole). Some versions are written in two parts, the
+//! rear part first, so that a reader may see the version before it in front of the cut.
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of a page.
+/// The number of words of a page.
 pub const WORDS: usize = PAGE_SIZE / 8;
 const VERSION_BITS: u32 = 36;
 
-/// The word of a page's version: file (16 bits), page (12 bits) and version, never 0. A magic pattern is random, so
-/// these words are none.
+/// The word of a page's version: file (16 bits), page (12 bits) and version. It is never 0, and never equals a part of the magic pattern, which is
+/// random.
 pub fn word(file: u64, page: u64, version: u64) -> u64 {
     assert!(file > 0 && file < 1 << 16 && page < 1 << 12 && version < 1 << VERSION_BITS);
     (file << 48) | (page << VERSION_BITS) | version
 }
 
-/// `words` words of a version, as bytes.
+/// The first `words` words of a version, as bytes.
 pub fn bytes_of(file: u64, page: u64, version: u64, words: usize) -> Vec<u8> {
     word(file, page, version).to_le_bytes().repeat(words)
 }
 
-/// Where a version is cut that is written in two parts; 0: it is written in one.
+/// The word at which a version that is written in two parts is cut; 0 for a version that is written at once.
 pub fn cut_of(file: u64, page: u64, version: u64) -> usize {
     let hash = word(file, page, version).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     if hash.is_multiple_of(3) { 1 + (hash as usize / 3) % (WORDS - 1) } else { 0 }
 }
 
-/// The version of a word of this page; `None` for zero.
+/// The version in a word of this page; `None` for zero.
 ///
 /// # Panics
-/// The word is another page's.
+/// The word belongs to another page.
 pub fn version_of(file: u64, page: u64, word_read: u64) -> Option<u64> {
     if word_read == 0 {
         return None;
@@ -41,13 +41,13 @@ pub fn version_of(file: u64, page: u64, word_read: u64) -> Option<u64> {
     Some(word_read & ((1 << VERSION_BITS) - 1))
 }
 
-/// The words of bytes that begin and end at multiples of eight.
+/// The words of a byte string whose length is a multiple of eight.
 pub fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
 }
 
-/// What may be seen of one page. Its writer stores, with `SeqCst`: before it begins a version `zeroed` or nothing and
-/// then `begun`, once the version is all there `done`. Readers load `done` before a read and the others after.
+/// The versions of one page that may be seen. With `SeqCst` its writer stores `zeroed`, if the next version is zeros, and then `begun` before it
+/// writes the version, and `done` after the last part. A reader loads `done` before it reads, and the others afterwards.
 pub struct PageState {
     begun: AtomicU64,
     done: AtomicU64,
@@ -55,12 +55,12 @@ pub struct PageState {
 }
 
 impl PageState {
-    /// A page without bytes.
+    /// A page that is a hole.
     pub fn new() -> Self {
         Self { begun: AtomicU64::new(1), done: AtomicU64::new(1), zeroed: AtomicU64::new(1) }
     }
 
-    /// Begins the next version, of zeros or of bytes.
+    /// Begins the next version of zeros or of bytes; returns its number.
     pub fn begin(&self, zeros: bool) -> u64 {
         let begun = self.begun.load(Ordering::SeqCst);
         let next = if begun.is_multiple_of(2) != zeros { begun + 2 } else { begun + 1 };
@@ -71,17 +71,17 @@ impl PageState {
         next
     }
 
-    /// The version is all there.
+    /// The version has been written completely.
     pub fn end(&self, version: u64) {
         self.done.store(version, Ordering::SeqCst);
     }
 
-    /// The last version that was all there.
+    /// The last version that was written completely.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::SeqCst)
     }
 
-    /// Judges a part of the page, from `first_word` on, read after `floor` was done.
+    /// Checks a part of the page that begins at `first_word` and was read after version `floor` was done.
     pub fn judge(&self, file: u64, page: u64, first_word: usize, floor: u64, part: &[u8]) {
         let zeroed = self.zeroed.load(Ordering::SeqCst);
         let begun = self.begun.load(Ordering::SeqCst);

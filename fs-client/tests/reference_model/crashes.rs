@@ -1,15 +1,15 @@
-//! Crashes at any event. A server, its clients, disk, metadata, network and clock run in one thread from one seed;
-//! the server dies with any of the things it does to these, in the midst of requests, of write-backs, of its recovery; killed,
-//! or with the power. Then the model has the say, and the design's invariants (`inside`).
+//! Crashes at any event. A server, its clients, disk, metadata, network and clock run in one thread from one seed. The server dies at any event that
+//! it causes in these: in the midst of requests, of write-backs, or of its own recovery, by a kill or a power loss. Afterwards the file system is
+//! compared with the model, and the server with the design's invariants (`inside`).
 //!
-//! | walk | what goes on behind a crash | what must be there |
+//! | walk | what goes on after a crash | what must be there |
 //! | --- | --- | --- |
-//! | `ack` | everything | everything that was answered, once |
-//! | `kills` | everything; before a power loss all is synced | the same, but for what power takes of the step under way |
-//! | `loss` | nobody: clients lose power, too | what was synced, and a prefix of the rest (`loss`) |
+//! | `ack` | everything | the effect of each answered request, once |
+//! | `kills` | everything; before a power loss all is synced | the same, except for the step during which the power was lost |
+//! | `loss` | nothing: clients lose power, too | everything synced, and a prefix of the rest (`loss`) |
 //!
-//! A seed is all there is to a run: the same one does the same, event for event (`seeds`). `CUTTLEFS_SIM_LOG=1` shows what
-//! server and clients log.
+//! A run depends on its seed only: the same seed gives the same events in the same order (`seeds`). With `CUTTLEFS_SIM_LOG=1` the messages of server
+//! and clients are printed.
 
 use super::loss::lose;
 use super::seeds::{self, Ran, of_seed};
@@ -23,12 +23,12 @@ use cuttlefs_server::meta::StoreLie;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Seeds of each walk.
+/// The number of seeds of each walk.
 const SEEDS: u64 = 700;
-/// Steps of a walk.
+/// The number of steps of a walk.
 const STEPS: std::ops::Range<usize> = 5..50;
 
-/// Which walk.
+/// The walks of the table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ack,
@@ -46,23 +46,24 @@ impl Kind {
     }
 }
 
-/// A run.
+/// Everything that a run depends on.
 #[derive(Clone, Debug)]
 struct Case {
     kind: Kind,
     config: WorldConfig,
     clients: usize,
-    /// One in so many messages has a fault.
+    /// One message of this many has a fault.
     weather: Option<u64>,
     steps: Vec<(usize, Step)>,
-    /// Of a loss: how many of the steps come before, and with which event it comes.
+    /// For `Loss`: how many of the steps come before everything is synced, and the event at which the power is lost.
     before: usize,
     end: End,
 }
 
 fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> {
     let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
-    // Where a server dies with something unsynced, space that a client needs for it may be another's by then.
+    // Where a server dies with unsynced changes, another client may have taken the space that a client needs to make its changes again. So these
+    // pools are large.
     let pool_pages = match kind {
         Kind::Ack => (24u64..512).boxed(),
         Kind::Kills | Kind::Loss => Just(2048u64).boxed(),
@@ -91,7 +92,7 @@ fn run(case: &Case) -> Ran {
     let steps: Vec<_> =
         case.steps.iter().map(|(client, step)| (client % case.clients, step.clone())).collect();
     let mut walk = Walk::new(site);
-    // Without files most steps are about nothing.
+    // Most steps need a file, so make some.
     let how = How { read: true, write: true, append: false, truncate: false, sync: false };
     for name in 0..3 {
         let create = Step::Create { parent: 0, name, exclusive: true, how };
@@ -153,7 +154,7 @@ fn servers_die_with_everything_they_do() {
     }
 }
 
-/// One of the first seeds finds a lie, and finds nothing without it.
+/// Checks that one of the first seeds finds the lie, and that the same seed passes without it.
 fn finds(kind: Kind, lie: Lie) {
     seeds::finds((lie, kind), |seed, lies| case(kind, seed, lies.then_some(lie)), run);
 }
@@ -187,7 +188,8 @@ fn batches_that_do_not_say_what_was_done_are_found() {
     finds(Kind::Ack, Lie::Store(StoreLie::Slots));
 }
 
-/// With one request at a time there is never more than one that was done and not answered: `together` is for the rest.
+/// These walks have one request at a time, so at most one request was done and not answered, and this lie does not show. The walks of `together` find
+/// it.
 #[test]
 fn what_other_clients_requests_were_done_nobody_asks_here() {
     for kind in [Kind::Kills, Kind::Ack] {

@@ -1,5 +1,5 @@
-//! What only the server knows, against the design's invariants: frames hold their own pages' bytes, no pool page is in two
-//! files, free space is what no extent names, and the metadata's records agree with each other.
+//! Checks of the server's own state against the design's invariants: frames hold the bytes of their pages, no pool page is in two files, the free
+//! space is the space that no extent names, and the metadata's records agree with each other.
 
 use super::world::World;
 use cuttlefs_common::ids::{PAGE_SIZE, PoolPage};
@@ -8,7 +8,7 @@ use cuttlefs_common::region::ResidencyTable;
 use cuttlefs_server::meta::{Meta, Survey};
 use std::collections::BTreeMap;
 
-/// Looks at a server between requests.
+/// Checks a server while no request runs.
 pub fn check(world: &World, pool_pages: u64) {
     world.with_server(|server| {
         let server = server.server();
@@ -37,7 +37,7 @@ pub fn check(world: &World, pool_pages: u64) {
     check_records(world, pool_pages);
 }
 
-/// Looks at the metadata, as fsck does. Gives the pages that extents name.
+/// Checks the metadata, as fsck does. Returns the number of pages that extents name.
 pub fn check_records(world: &World, pool_pages: u64) -> u64 {
     let store = world.store();
     let (_, hash_key) = Meta::identity(store.as_ref()).expect("a formatted store");

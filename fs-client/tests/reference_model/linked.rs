@@ -1,5 +1,5 @@
-//! Over the real links in one process: a server with threads on a pool in a temporary directory, io_uring and metadata on a disk
-//! included, and two clients. Restarts are clean ones.
+//! Walks over the real links in one process: a server with threads on a pool in a temporary directory, with io_uring and metadata on a disk, and two
+//! clients. All restarts are clean.
 
 use super::chaos::BadLink;
 use super::serving::{self, Serve};
@@ -22,18 +22,18 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The smallest pool that can be made has some 250 pages.
+/// The smallest pool that can be made; it has some 250 pages.
 const POOL_BYTES: u64 = 1 << 20;
-/// Far fewer than the pool has pages.
+/// Far fewer frames than the pool has pages.
 const FRAMES: u64 = 16;
-/// Pieces of the stream that have a fault on a bad link: one in so many.
+/// On a bad link one in this many pieces of the stream has a fault.
 const FAULT_ONE_IN: u64 = 30;
 
 struct Linked {
     clients: Vec<RemoteVolume>,
-    /// What clients connect through instead of to the server itself.
+    /// A link with faults through which the clients connect, instead of directly to the server.
     link: Option<BadLink>,
-    // Stopped before its directory goes.
+    // Dropped, and so stopped, before its directory.
     running: Option<RunningServer>,
     endpoint: Endpoint,
     pool_pages: u64,
@@ -78,7 +78,7 @@ impl Linked {
         site
     }
 
-    /// Over tcp, with faults on the way.
+    /// A site over tcp whose link has faults.
     fn over_bad_link(seed: u64) -> Self {
         let mut site = Self::new("tcp");
         site.clients.iter().for_each(RemoteVolume::shut_down);
@@ -90,7 +90,7 @@ impl Linked {
     }
 
     fn connect(&self) -> RemoteVolume {
-        // Without a background, closes take effect at once, so that space can be compared exactly.
+        // Without a control thread, closes take effect at once, so free space can be compared exactly.
         serving::connect(&self.endpoint, "model", 2, false)
     }
 }

@@ -1,6 +1,5 @@
-//! The power goes with something unsynced, and the clients with it. What a server finds then: of the names a prefix of what
-//! was done since the last sync, of each file a length that it had since then, and each byte as it was at some time since
-//! then. Nothing else, and nothing of before.
+//! A power loss of the server and of all clients, with unsynced changes. The next server must find: of the names, the state after some step since the
+//! last sync; of each file, a length that it had since then, and each byte as it was at some time since then. Nothing else, and nothing older.
 
 use super::inside;
 use super::model::{Model, Node};
@@ -18,10 +17,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const LOOK: OpenHow = OpenHow::READ;
-/// What a lease and the write-back of what ended with it take.
+/// Enough seconds for the end of a lease and for the write-back of the changes that follow from it.
 const SETTLE_S: u64 = 60;
 
-/// What is known of an inode but its contents and times.
+/// The state of an inode without its contents and times.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     kind: FileKind,
@@ -36,7 +35,7 @@ struct Seen {
 
 type Tree = BTreeMap<InodeNo, Seen>;
 
-/// What has a name in a model.
+/// The inodes of a model that have a name.
 fn expected(model: &Model) -> Tree {
     let seen = |ino: InodeNo, node: &Node| Seen {
         kind: node.kind,
@@ -52,7 +51,7 @@ fn expected(model: &Model) -> Tree {
     all.filter(|(_, seen)| seen.nlink > 0).collect()
 }
 
-/// What has a name on the server, and the files' contents.
+/// The inodes on the server that have a name, and the contents of the files among them.
 fn found(volume: &RemoteVolume) -> (Tree, BTreeMap<InodeNo, Vec<u8>>) {
     let (mut tree, mut contents) = (Tree::new(), BTreeMap::new());
     let mut todo = vec![InodeNo::ROOT];
@@ -94,21 +93,21 @@ fn found(volume: &RemoteVolume) -> (Tree, BTreeMap<InodeNo, Vec<u8>>) {
     (tree, contents)
 }
 
-/// The model after each step since everything was synced, and what was synced since.
+/// The model after each step since everything was synced, and which of these states later syncs have ruled out.
 struct History {
     models: Vec<Model>,
-    /// The first of them whose names may be found.
+    /// The index of the oldest model whose names may be found.
     names_from: usize,
-    /// The same for the contents of files.
+    /// For each file the index of the oldest model whose contents of it may be found.
     contents_from: BTreeMap<InodeNo, usize>,
-    /// The step that the end came in.
+    /// The step in which the power was lost.
     under_way: Option<Step>,
-    /// The file it was about.
+    /// The file that this step is about.
     touched: Option<InodeNo>,
 }
 
 impl History {
-    /// Walks `steps` until the end comes.
+    /// Walks `steps` until the power is lost.
     fn walk(walk: &mut Walk<Simulated>, steps: &[(usize, Step)]) -> Self {
         let mut history = Self {
             models: vec![walk.model.clone()],
@@ -159,7 +158,7 @@ impl History {
             if index < last {
                 return wanted == tree;
             }
-            // Of the step under way there may be all or nothing; what it is about is not looked at.
+            // The step under way may have taken effect or not, so everything that it may change is taken out of the comparison.
             let mut tree_then = found(volume).0;
             self.mask(&self.models[index], &mut wanted);
             self.mask(&self.models[index], &mut tree_then);
@@ -175,7 +174,7 @@ impl History {
         }
     }
 
-    /// Takes out what the step under way may change.
+    /// Removes from `tree` what the step under way may change.
     fn mask(&self, model: &Model, tree: &mut Tree) {
         let Some(step) = &self.under_way else { return };
         let mut names: Vec<(InodeNo, Vec<u8>)> = Vec::new();
@@ -202,7 +201,7 @@ impl History {
             inodes.extend(model.nodes.get(&parent).and_then(|node| node.entries.get(&name)).copied());
             if let Some(parent) = tree.get_mut(&parent) {
                 inodes.extend(parent.entries.remove(&name));
-                // Its count of directories.
+                // A directory's link count counts its subdirectories, so it may have changed, too.
                 parent.nlink = 0;
             }
         }
@@ -210,7 +209,7 @@ impl History {
         tree.retain(|ino, _| !inodes.contains(ino) && made.contains(ino));
     }
 
-    /// Length and bytes are such as the file had since it was synced last.
+    /// Checks that the length, and each byte, is one that the file had since its last sync.
     fn check_contents(&self, ino: InodeNo, bytes: &[u8]) {
         let from = self.contents_from.get(&ino).copied().unwrap_or(0);
         let had: Vec<&[u8]> = self.models[from..]
@@ -218,7 +217,7 @@ impl History {
             .filter_map(|model| Some(&*model.nodes.get(&ino)?.contents.bytes))
             .collect();
         if had.is_empty() {
-            // Made by the step under way.
+            // The step under way made the file.
             return;
         }
         assert!(
@@ -228,7 +227,7 @@ impl History {
             had.iter().map(|had| had.len()).collect::<Vec<_>>()
         );
         for (at, byte) in bytes.iter().enumerate() {
-            // Past an end it had, it may have been a hole.
+            // Beyond an earlier end of the file the byte may be that of a hole.
             let was = |had: &&[u8]| had.get(at).copied().unwrap_or(0) == *byte;
             assert!(
                 had.iter().any(was),
@@ -240,7 +239,7 @@ impl History {
     }
 }
 
-/// The file a step is about, and how it is open.
+/// The file that a step is about, and how it is open.
 fn about(walk: &Walk<Simulated>, step: &Step) -> (Option<InodeNo>, Option<How>) {
     let handle = match *step {
         Step::Write { handle, .. } | Step::Allocate { handle, .. } | Step::Fsync { handle, .. } => handle,
@@ -254,11 +253,11 @@ fn about(walk: &Walk<Simulated>, step: &Step) -> (Option<InodeNo>, Option<How>) 
     }
 }
 
-/// Everything is synced; then `steps` are walked until everything loses power, with an event to come or at their end.
+/// Syncs everything, then walks `steps` until everything loses power, at the event `end` or after the last step. Checks what the next server finds.
 pub fn lose(mut walk: Walk<Simulated>, steps: &[(usize, Step)], end: End) -> World {
     walk.site.calm();
     walk.sync();
-    // Nobody goes on with what another client had not synced.
+    // Hand no changes over from here on: a client may go on with a file that another client has not synced.
     walk.site.dies_unsynced = false;
     walk.site.world.end_after(end);
     let history = History::walk(&mut walk, steps);
@@ -266,7 +265,7 @@ pub fn lose(mut walk: Walk<Simulated>, steps: &[(usize, Step)], end: End) -> Wor
     world.begin_again();
     let volume = world.client();
     history.check(&volume);
-    // The clients of before do not come back: what they had open and has no name goes, and the space it had.
+    // The clients do not come back, so files that they had open and that have no name must be freed, and their space with them.
     for _ in 0..SETTLE_S {
         world.pass(std::time::Duration::from_secs(1));
         status(volume.get_attr(&CALLER, InodeNo::ROOT)).expect("it lives");

@@ -1,8 +1,7 @@
-//! The reference model: random operations of two clients on the real client and server, and on a file system of maps;
-//! every answer, the whole tree and all bytes compared. Pools and memory are tiny, so that space runs out and pages
-//! are evicted all the time.
+//! The reference model: random operations of two to four clients on the real client and server, and on a file system of maps. Each walk compares
+//! every answer, the whole tree and all bytes. In most walks pools and memory are tiny, so that space runs out and pages are evicted all the time.
 //!
-//! `CUTTLEFS_MODEL_CASES` sets the number of cases of each test for long runs; `crashes` has seeds of its own.
+//! `CUTTLEFS_MODEL_CASES` sets the number of cases of each test for long runs. The walks with crashes have seeds of their own (`seeds`).
 
 #[path = "../chaos/mod.rs"]
 mod chaos;
@@ -26,7 +25,7 @@ mod world;
 
 use proptest::prelude::*;
 
-/// Cases of one test: `default`, or what the environment says.
+/// The configuration of a test: `CUTTLEFS_MODEL_CASES` cases, or `default` if the variable is not set.
 fn cases(default: u32) -> ProptestConfig {
     let asked = std::env::var("CUTTLEFS_MODEL_CASES").ok().and_then(|cases| cases.parse().ok());
     let cases = asked.unwrap_or(default);

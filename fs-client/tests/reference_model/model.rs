@@ -1,37 +1,37 @@
-//! The model of a walk (`cuttlefs_reference`), and what only walks of several clients keep besides.
+//! The model of a walk (`cuttlefs_reference`), and the notes that only walks of several clients need.
 
 use cuttlefs_common::attr::{FileKind, Timestamp};
 use cuttlefs_common::ids::InodeNo;
 pub use cuttlefs_reference::Time;
 
-/// Most clients of a walk.
+/// The most clients of a walk.
 pub const MOST_CLIENTS: usize = 4;
 pub const UID: u32 = 1000;
 pub const GID: u32 = 1000;
 
-/// Of an inode.
+/// What a model notes of an inode for walks of several clients.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// Clients whose kernel's pages somebody else made stale.
+    /// Clients whose kernel has cached pages that another client has made stale.
     pub stale_for: [bool; MOST_CLIENTS],
-    /// Clients that have changed its contents since they synced.
+    /// Clients that have changed its contents since their last sync.
     pub unsynced_by: [bool; MOST_CLIENTS],
 }
 
 pub type Node = cuttlefs_reference::Node<Seen>;
 pub type Model = cuttlefs_reference::Model<Seen>;
 
-/// What clients do to each other.
+/// Effects of one client on others.
 pub trait Clients {
-    /// The contents changed by a client's doing.
+    /// A client has changed the contents of the file.
     fn contents_changed(&mut self, ino: InodeNo, by: usize);
-    /// All that a client has changed is durable.
+    /// Everything that a client has changed is durable.
     fn synced_by(&mut self, client: usize);
-    /// The server was replaced: files may have been written again by clients, later than they were. What time they have now
-    /// is looked at anew.
+    /// The server was replaced. Clients may have made changes to files again, later than the first time, so any time is accepted for each file until
+    /// the next look at it.
     fn written_again(&mut self);
-    /// A server was lost that forgets what was not synced, also that there was something: where that is not written again, since
-    /// it was being cut off, a file is again what a client saw.
+    /// A server was lost that had changes in memory only; the next one does not know that there were any. Where a client was cut off before it could
+    /// make such a change again, the file is as other clients saw it, so their cached pages may be good.
     fn may_be_as_seen(&mut self);
 }
 

@@ -1,6 +1,6 @@
-//! What walks came across: whether they are about anything.
+//! Counts of the situations that walks came across. Without these situations a walk would test nothing.
 
-/// What a walk came across.
+/// How often a walk came across each situation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
     pub refused_for_space: u64,
@@ -10,7 +10,7 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// What a client counted.
+    /// Adds the counts of a client.
     pub fn add(&mut self, figures: &[(&str, u64)]) {
         let figure =
             |name: &str| figures.iter().find(|(known, _)| *known == name).expect("a figure of that name").1;

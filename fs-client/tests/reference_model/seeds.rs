@@ -1,6 +1,6 @@
-//! Runs of seeds: a case follows from a seed, and a run from its case. Unless told otherwise the first seeds are run, so that code
-//! which passed passes again. `CUTTLEFS_SIM_SEEDS` says how many, from one that is drawn and printed; `CUTTLEFS_SIM_SEED` from
-//! which on (one, if no number is given). A failing one is printed with the line that runs it again, then made smaller.
+//! Runs of seeds: a case follows from a seed, and a run from its case. By default the first seeds are run, so that a test that passed passes again
+//! with the same code. `CUTTLEFS_SIM_SEEDS` sets the number of seeds, which begin at a random one that is printed. `CUTTLEFS_SIM_SEED` sets the first
+//! seed (and the number to one, if it is not set). For a failing seed the line that runs it again is printed, and then a smaller case is looked for.
 
 use super::reached::Reached;
 use super::world::World;
@@ -12,12 +12,12 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Tries to make a failing case smaller.
+/// How many smaller cases are tried after a failure.
 const SHRINKS: u32 = 300;
-/// Seeds within which each lie must be found: some show in one of a thousand.
+/// Each lie must be found within this many seeds: some show in one seed of a thousand.
 const LIE_SEEDS: u64 = 4000;
 
-/// What a run was.
+/// The summary of a run. Two runs of one seed must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
     pub events: u64,
@@ -27,14 +27,14 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Of what happened in a world.
+    /// The summary of what happened in a world.
     pub fn of(world: &World) -> Self {
         let (events, digest, deaths) = world.events();
         Self { events, digest, deaths, reached: Reached::default() }
     }
 }
 
-/// The runner of a seed.
+/// The proptest runner of a seed.
 fn runner(seed: u64) -> TestRunner {
     let mut bytes = [0; 32];
     SeededRandom::new(seed).fill(&mut bytes);
@@ -48,7 +48,7 @@ pub fn of_seed<C>(strategy: &impl Strategy<Value = C>, seed: u64) -> C {
     strategy.new_tree(&mut runner(seed)).expect("a case").current()
 }
 
-/// Runs a case in a thread of its own, so that nothing of the thread's that ran the one before is left to it.
+/// Runs a case in a thread of its own, so that no thread-local state of an earlier case is left.
 fn run_alone<C: Sync>(case: &C, run: fn(&C) -> Ran) -> Ran {
     let ran = std::thread::scope(|scope| scope.spawn(|| run(case)).join());
     ran.unwrap_or_else(|payload| resume_unwind(payload))
@@ -58,7 +58,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
 }
 
-/// Runs seeds until one fails, for the test of this name.
+/// Runs seeds until one fails. `test` is the name of the test, to print with a failure.
 pub fn seeds<C, S>(test: &str, count: u64, case: impl Fn(u64) -> S, run: fn(&C) -> Ran)
 where
     C: Clone + Debug + Sync,
@@ -84,7 +84,7 @@ where
     println!("{count} seeds, {deaths} deaths");
 }
 
-/// Says which seed it was, and looks for a smaller case.
+/// Prints the failing seed, looks for a smaller case, and panics with it.
 fn fail<C>(test: &str, seed: u64, strategy: &impl Strategy<Value = C>, run: fn(&C) -> Ran) -> !
 where
     C: Clone + Debug + Sync,
@@ -107,7 +107,7 @@ where
     }
 }
 
-/// The first seeds do the same when they run again.
+/// Checks that each of the first seeds has the same run when it runs again.
 pub fn does_the_same<C: Sync, S: Strategy<Value = C>>(case: impl Fn(u64) -> S, run: fn(&C) -> Ran) {
     for seed in 0..12 {
         let case = of_seed(&case(seed), seed);
@@ -115,7 +115,7 @@ pub fn does_the_same<C: Sync, S: Strategy<Value = C>>(case: impl Fn(u64) -> S, r
     }
 }
 
-/// One of the first seeds finds what lies in `case(seed, true)`, and nothing in `case(seed, false)`.
+/// Checks that one of the first seeds fails with the lie, `case(seed, true)`, and that the same seed passes without it.
 pub fn finds<C: Sync, S: Strategy<Value = C>>(
     what: impl Debug,
     case: impl Fn(u64, bool) -> S,

@@ -1,5 +1,5 @@
-//! In one thread over the simulated link, from one seed: both translators, disks at once and late, connections cut,
-//! power lost; in bad weather besides, messages late, twice, and lost with their connections.
+//! Walks in one thread over the simulated link, from one seed: addresses translated by the target or by the initiator, disks that work at once or
+//! late, cut connections, power losses. Some walks also have bad weather: messages that are late, come twice, or are lost with their connections.
 
 use super::inside;
 use super::reached::Reached;
@@ -18,7 +18,7 @@ use proptest::test_runner::TestRunner;
 use std::time::Duration;
 
 pub struct Simulated {
-    // Clients go before the world that their calls run.
+    // Dropped before the world, which their calls need.
     clients: Vec<RemoteVolume>,
     pub world: World,
     pool_pages: u64,
@@ -27,7 +27,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// Two clients; everything is synced before a server dies.
+    /// A site of two clients, where everything is synced before a server dies.
     fn new(config: WorldConfig) -> Self {
         Self::with_clients(config, 2, false)
     }
@@ -41,20 +41,20 @@ impl Simulated {
         site
     }
 
-    /// Whether one of the clients may come back to a new server although nobody calls it.
+    /// Sets the clients that come back to a new server without being called.
     pub fn set_bystanders(&self, is_one: impl Fn(usize) -> bool) {
-        // Of those nobody is being called.
+        // No client is being called.
         self.world.speaks(usize::MAX);
         let ones = self.clients.iter().enumerate().filter(|(client, _)| is_one(*client));
         self.world.set_bystanders(ones.map(|(_, client)| client));
     }
 
-    /// Whether a server has died since `has_died` was asked last.
+    /// Whether a server has died since the last call of `has_died`, which this does not reset.
     pub fn is_new(&self) -> bool {
         self.world.is_new()
     }
 
-    /// The world without its clients, which say nothing more.
+    /// Drops the clients, without a word to the server, and returns the world.
     pub fn leave_world(self) -> World {
         self.world
     }
@@ -126,7 +126,7 @@ impl Site for Simulated {
     }
 
     fn cut(&self, cut: Cut, pass: u32) {
-        // In the place of a kill it would let the server die later, with writes that are not synced.
+        // A pending cut would replace the pending kill, and the server would die later, with unsynced writes.
         if !self.world.will_die() {
             self.world.network().cut_after(cut, pass);
         }
@@ -158,7 +158,7 @@ fn config() -> impl Strategy<Value = WorldConfig> {
         })
 }
 
-/// Runs one case. The configuration is part of what proptest prints.
+/// Runs one case.
 fn run(config: WorldConfig, steps: &[(usize, Step)]) -> Reached {
     walk(Simulated::new(config), steps)
 }

@@ -1,4 +1,4 @@
-//! Where a walk goes: a server with clients, simulated or real.
+//! The site of a walk: a server with clients, simulated or real.
 
 use super::world::{Crash, Death};
 use cuttlefs_client::file::RemoteVolume;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A server with clients.
 pub trait Site {
-    /// How many clients.
+    /// The number of clients.
     fn clients(&self) -> usize {
         2
     }
@@ -16,43 +16,41 @@ pub trait Site {
     fn client(&self, index: usize) -> &RemoteVolume;
     /// The server's clock.
     fn now(&self) -> Timestamp;
-    /// A client unmounts and mounts again, if this site can. Not where the server may not hear of it: it would wait for
-    /// that client after its next death.
+    /// Unmounts a client and mounts it again, if this site can; returns whether it did. Not while messages may be lost: a server that did not hear of
+    /// the unmount would wait for that client after its next death.
     fn remount(&mut self, _index: usize) -> bool {
         false
     }
     /// Lets time pass, if this site can.
     fn pass(&self, time: Duration);
-    /// The server goes and comes back. What was synced stays.
+    /// Replaces the server by a new one. Everything synced stays.
     fn restart(&mut self);
-    /// Whether what is answered survives the server and a power loss without any sync.
+    /// Whether everything answered survives a power loss of the server without a sync.
     fn answers_are_durable(&self) -> bool {
         false
     }
-    /// Whether the server may die while a client has something that is not synced: then no other client looks at that or
-    /// changes it before it is.
+    /// Whether the server may die while a client has unsynced changes. If so, no other client reads or changes these files before they are synced.
     fn dies_unsynced(&self) -> bool {
         false
     }
-    /// Whether a server's death may show in the times of files: where clients make changes again, and time passes within
-    /// requests.
+    /// Whether a server's death may change the times of files, because clients make changes again and time passes during requests.
     fn writes_again(&self) -> bool {
         false
     }
-    /// The server dies with an event to come, if this site can; the one that starts then perhaps, too.
+    /// Lets the server die at a later event, if this site can, and the next server at `again`.
     fn crash_after(&self, _crash: Crash, _again: Option<Crash>) {}
-    /// No crash that was to come comes.
+    /// Cancels all scheduled crashes.
     fn calm(&self) {}
-    /// A crash that is to come waits.
+    /// Holds scheduled crashes back while `held`.
     fn hold_crash(&self, _held: bool) {}
-    /// Kills the server when the next message of this kind is lost, and starts it again, if this site can.
+    /// Kills the server when the next message of this kind is lost, and starts another, if this site can.
     fn kill_at(&self, cut: Cut, death: Death);
-    /// Whether that has happened since this was asked last.
+    /// Whether a server has died since the last call of this function.
     fn has_died(&self) -> bool;
-    /// Cuts a connection soon, if this site can.
+    /// Cuts a connection after `pass` more messages of this kind, if this site can.
     fn cut(&self, cut: Cut, pass: u32);
-    /// Pages of the pool.
+    /// The number of pages of the pool.
     fn pool_pages(&self) -> u64;
-    /// Looks for what only the server knows.
+    /// Checks the server's own state.
     fn check_inside(&self);
 }

@@ -1,5 +1,5 @@
-//! Operations by places: clients, inodes, names and handles by index, so that they shrink well and mean something
-//! whatever came before.
+//! Steps of a walk. They name clients, inodes, names and handles by index, so that a case shrinks well and each step has a meaning whatever came
+//! before it.
 
 use super::world::{Crash, Death};
 use cuttlefs_common::attr::FileKind;
@@ -9,7 +9,7 @@ use cuttlefs_common::rdma::sim::Cut;
 use cuttlefs_common::rpc::{Allocate, RenameMode, SeekFor, XATTR_VALUE_MAX, XattrMode};
 use proptest::prelude::*;
 
-/// Offsets stay below: more than the smallest pool holds, so that space runs out.
+/// All offsets are below this. It is more than the smallest pool holds, so that space runs out.
 const SPAN: u64 = 48 * PAGE_SIZE_U64;
 
 /// How a file is opened.
@@ -22,7 +22,7 @@ pub struct How {
     pub sync: bool,
 }
 
-/// What happens.
+/// A step of a walk.
 #[derive(Clone, Debug)]
 pub enum Step {
     Make {
@@ -127,15 +127,15 @@ pub enum Step {
     ReadLink {
         ino: usize,
     },
-    /// Everything of the client is closed, and it unmounts and mounts again.
+    /// The client closes all its files, unmounts and mounts again.
     Remount,
     Pass {
         ms: u64,
     },
-    /// Everything is synced, then the server goes at that instant and comes back.
+    /// Everything is synced, then the server is killed at that instant and another one starts.
     Restart,
-    /// Everything is synced, then the server is killed with the next request or its answer, and comes back: what was
-    /// asked is done once all the same.
+    /// Everything is synced, then the server is killed when the next request or its answer is lost, and another one starts. The request must take
+    /// effect once all the same.
     Kill {
         cut: Cut,
         death: Death,
@@ -144,8 +144,8 @@ pub enum Step {
         cut: Cut,
         pass: u32,
     },
-    /// The server dies with an event to come, and perhaps the next one, too, in its recovery or later. Where answers are not
-    /// durable and power is lost, everything is synced first, and it happens within the next step or not at all.
+    /// The server dies at a later event, and perhaps the next server, too, in its recovery or later. Where answers are not durable and power is lost,
+    /// everything is synced first, and the crash comes within the next step or not at all.
     Crash {
         crash: Crash,
         again: Option<Crash>,
@@ -245,7 +245,7 @@ fn names() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// With which event a life ends: the next few of one kind, or any.
+/// The event that ends a life: one of the next few events of a kind, or of the next events of any kind.
 pub fn end() -> impl Strategy<Value = End> {
     prop_oneof![
         6 => (prop_oneof![2 => 0u64..3, 1 => 0u64..20], prop::sample::select(&Event::ALL))
@@ -255,13 +255,13 @@ pub fn end() -> impl Strategy<Value = End> {
     ]
 }
 
-/// A step of many crashes and few cuts, with the client that does it.
+/// A step and the client that does it, for walks with many crashes and few cuts.
 pub fn step_among_crashes(clients: usize, durable_answers: bool) -> impl Strategy<Value = (usize, Step)> {
     let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
     let crash = || (end(), any::<bool>()).prop_map(|(end, power)| Crash { end, power });
     let again = prop::option::weighted(0.3, crash());
     let cut = (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass });
-    // What a mount that ends leaves is durable where answers are.
+    // Clients remount only where answers are durable, because a mount that ends may leave unsynced changes.
     let cut_or_remount =
         if durable_answers { prop_oneof![cut, Just(Step::Remount)].boxed() } else { cut.boxed() };
     let step = prop_oneof![
@@ -274,7 +274,7 @@ pub fn step_among_crashes(clients: usize, durable_answers: bool) -> impl Strateg
     (0..clients, step)
 }
 
-/// A step with the client that does it.
+/// A step and the client that does it.
 pub fn step() -> impl Strategy<Value = (usize, Step)> {
     let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
     let step = prop_oneof![

@@ -1,4 +1,4 @@
-//! Runs steps on the real thing and on the model, and compares every answer, and now and then everything.
+//! Runs steps on the real file system and on the model, and compares each answer, and at intervals everything.
 
 use super::model::{Clients, GID, Model, Time, UID};
 use super::reached::Reached;
@@ -13,7 +13,7 @@ use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Steps between comparisons of everything.
+/// The number of steps between two comparisons of everything.
 const COMPARE_EVERY: usize = 6;
 pub const CALLER: Caller = Caller::new(UID, GID, TraceId(1));
 pub const READ: How = How { read: true, write: false, append: false, truncate: false, sync: false };
@@ -34,7 +34,7 @@ pub struct Walk<S> {
     pub model: Model,
     pub handles: Vec<Open>,
     steps: u64,
-    /// A crash is to come within the next step, or not at all.
+    /// A scheduled crash must come within the next step, or is cancelled.
     crash_is_near: bool,
     reached: Reached,
 }
@@ -56,7 +56,7 @@ pub fn status<T>(result: Result<T, FsError>) -> Result<T, Status> {
     })
 }
 
-/// By number: the model's names are no kernel's.
+/// Opens by inode number, without a name, because names in the model are not resolved by a kernel.
 pub fn open_how(how: How) -> OpenHow {
     OpenHow {
         read: how.read,
@@ -76,7 +76,7 @@ pub fn read_all(volume: &RemoteVolume, handle: Handle, offset: u64, len: u64) ->
 }
 
 impl<S: Site> Walk<S> {
-    /// At an empty file system.
+    /// A walk that begins at an empty file system.
     pub fn new(site: S) -> Self {
         let root = status(site.client(0).get_attr(&CALLER, InodeNo::ROOT)).expect("root");
         let model = Model::new(&root, site.pool_pages(), site.now(), (UID, GID));
@@ -135,14 +135,14 @@ impl<S: Site> Walk<S> {
             }
             Step::Restart => {
                 self.compare();
-                // Both: a client writes again what no sync of its own covered, over what the other wrote since.
+                // All clients sync: a client makes its unsynced changes again after the restart, over what another client has written since.
                 self.sync();
                 self.site.restart();
                 if self.site.writes_again() {
                     self.model.written_again();
                 }
                 self.touch();
-                // A file that was freed and whose end was not durable is freed again.
+                // A freed file whose last step was not durable is freed again in this time.
                 self.site.pass(Duration::from_millis(200));
                 self.compare();
                 (Ok(()), Ok(()))
@@ -184,28 +184,28 @@ impl<S: Site> Walk<S> {
         self.site.hold_crash(true);
         if self.site.remount(client) {
             self.model.nodes.values_mut().for_each(|node| node.more.stale_for[client] = false);
-            // A server that forgot that it is gone would wait for it.
+            // Sync, so that the client's end is durable: a server that does not know of it would wait for the client.
             self.sync_client(client);
         }
         self.site.hold_crash(false);
     }
 
-    /// After a server has died.
+    /// After a server has died: lets all clients come back, until no server dies meanwhile.
     pub fn settle(&mut self, mut died: bool) {
         while died {
             if self.site.writes_again() {
                 self.model.written_again();
                 self.model.may_be_as_seen();
             }
-            // The other clients have open files to reclaim, too, and their time runs.
+            // The other clients have open files to reclaim, too, and the grace period runs.
             self.touch();
-            // With both back, what was unlinked meanwhile goes, also what a power loss brought back.
+            // When all are back, the server frees files that were unlinked meanwhile, also those that a power loss brought back.
             self.site.pass(Duration::from_millis(200));
             died = self.site.has_died();
         }
     }
 
-    /// Before a server dies, where it must be.
+    /// Syncs all clients, as is needed before a server dies. Does nothing where answers are durable.
     pub fn sync(&mut self) {
         if self.site.answers_are_durable() {
             return;
@@ -521,7 +521,7 @@ impl<S: Site> Walk<S> {
                 (real, Ok(()))
             }
             Step::Copy { from_offset, to, to_offset, len, .. } => {
-                // Both handles are of one client.
+                // Both handles must be of one client.
                 let to = self.handle(to).filter(|to| to.client == client);
                 let Some(&Open { handle: to_handle, ino: to_ino, how: to_how, .. }) = to else {
                     return (Ok(()), Ok(()));
@@ -555,7 +555,7 @@ impl<S: Site> Walk<S> {
         }
     }
 
-    /// Everything that can be seen, against the model.
+    /// Compares everything that clients can see with the model.
     pub fn compare(&mut self) {
         self.site.hold_crash(true);
         self.compare_all();
@@ -563,7 +563,7 @@ impl<S: Site> Walk<S> {
     }
 
     fn compare_all(&mut self) {
-        // A server that is to die with the next request does so now.
+        // A server that is to die at the next request shall die now.
         self.touch();
         let died = self.site.has_died();
         self.settle(died);
@@ -662,7 +662,7 @@ impl<S: Site> Walk<S> {
     }
 }
 
-/// Where two answers to a read differ, short enough to look at.
+/// Says where two answers to a read differ, in few words.
 fn differ(real: &Result<Vec<u8>, Status>, expected: &Result<&[u8], Status>) -> String {
     match (real, expected) {
         (Ok(real), Ok(expected)) => {
@@ -682,7 +682,7 @@ fn differ(real: &Result<Vec<u8>, Status>, expected: &Result<&[u8], Status>) -> S
     }
 }
 
-/// Lists a directory, `each` entries at a time, by its cookies.
+/// Lists a directory from cookie to cookie, `each` entries at a time.
 pub fn list(
     volume: &RemoteVolume,
     ino: InodeNo,
@@ -717,7 +717,7 @@ pub fn list(
     }
 }
 
-/// Walks `steps` and compares.
+/// Walks `steps` on the site and on a model.
 pub fn walk<S: Site>(site: S, steps: &[(usize, Step)]) -> Reached {
     let mut walk = Walk::new(site);
     walk.go(steps, COMPARE_EVERY);
@@ -725,11 +725,11 @@ pub fn walk<S: Site>(site: S, steps: &[(usize, Step)]) -> Reached {
 }
 
 impl<S: Site> Walk<S> {
-    /// Walks `steps`, and compares each time after so many.
+    /// Walks `steps`, and compares everything after each `compare_every` steps.
     pub fn go(&mut self, steps: &[(usize, Step)], compare_every: usize) {
         for (index, (client, step)) in steps.iter().enumerate() {
             self.run(*client, step);
-            // What one step breaks a later one may hide.
+            // A later step may hide what an earlier one broke.
             if index % compare_every == 0 {
                 self.compare();
             }
@@ -737,7 +737,7 @@ impl<S: Site> Walk<S> {
         self.compare();
     }
 
-    /// A last crash, and everything closed.
+    /// A last restart of the server; then closes everything and compares.
     pub fn end(&mut self) -> Reached {
         self.site.calm();
         self.run(0, &Step::Restart);

@@ -1,4 +1,4 @@
-//! A server, and what users do to it through its `unix://` socket.
+//! The other world: a server, and the users' operations through its `unix://` socket.
 
 use super::op::{Answer, Errno, Kind, MADE_WITH, Node, Op, State, Time};
 use super::people::Person;
@@ -28,7 +28,7 @@ pub struct Site {
 impl Site {
     pub fn new(rules: Vec<ExportRule>) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        // The socket lies in it, and users are to reach that.
+        // The socket is in this directory, and users must reach it.
         rustix::fs::chmod(directory.path(), 0o711.into()).expect("for everybody");
         let options = FormatOptions {
             dir: directory.path().join("pool"),
@@ -55,7 +55,7 @@ impl Site {
         );
     }
 
-    /// Another life of the server, by other rules if it is given some.
+    /// Restarts the server, with other export rules if any are given.
     pub fn restart(&mut self, rules: Option<Vec<ExportRule>>) {
         self.server.take().expect("it serves").stop();
         self.rules = rules.unwrap_or(std::mem::take(&mut self.rules));
@@ -82,18 +82,18 @@ impl Drop for Site {
     }
 }
 
-/// Has root do something by its own way.
+/// Runs a closure as root, over root's own connection.
 pub type ByRoot<'r> = &'r dyn Fn(&mut (dyn FnMut(&Cuttle) + Send));
 
-/// A user's way to the server.
+/// A user's connection to the server.
 #[derive(Clone)]
 pub struct Cuttle {
     pub volume: Arc<RemoteVolume>,
-    /// The user and group its requests name.
+    /// The user and group that its requests name.
     pub said: (u32, u32),
 }
 
-/// An error, as an application sees it.
+/// The error number that an application would see.
 pub fn errno(error: FsError) -> Errno {
     let FsError::Server(status) = error else { panic!("{error}") };
     match status {
@@ -117,7 +117,7 @@ impl Cuttle {
         Caller::new(self.said.0, self.said.1, TraceId(1))
     }
 
-    /// The inode of a path, found as the kernel finds it: one lookup for each name.
+    /// Finds the inode of a path as the kernel does, with one lookup for each name.
     pub fn walk(&self, path: &str) -> Result<Attr, FsError> {
         let mut at = self.volume.get_attr(&self.caller(), self.volume.root())?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -126,13 +126,13 @@ impl Cuttle {
         Ok(at)
     }
 
-    /// The directory of a path, and its last name.
+    /// The inode of a path's directory, and the path's last name.
     pub fn place<'p>(&self, path: &'p str) -> Result<(InodeNo, &'p [u8]), FsError> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.walk(parent)?.ino, name.as_bytes()))
     }
 
-    /// As root.
+    /// Removes everything below the root. To be called as root.
     pub fn clear(&self) {
         self.clear_directory(self.volume.root());
     }
@@ -157,7 +157,7 @@ impl Cuttle {
         }
     }
 
-    /// As root.
+    /// Makes the tree. To be called as root.
     pub fn make(&self, tree: &[Node]) {
         let caller = &self.caller();
         for node in tree {
@@ -190,7 +190,7 @@ impl Cuttle {
         }
     }
 
-    /// As root.
+    /// The state of the tree. To be called as root.
     pub fn state(&self) -> State {
         let mut state = State::new();
         self.look(self.volume.root(), "", &mut state);
@@ -229,13 +229,13 @@ impl Cuttle {
         Ok(names)
     }
 
-    /// As whoever calls; `root` does things meanwhile, by its own way.
+    /// Runs an operation as the user of the calling thread. `root` runs the part of it that root must do.
     pub fn run(&self, op: &Op, root: ByRoot<'_>) -> Answer {
         self.try_run(op, root).map_err(errno)
     }
 
     fn open(&self, path: &str, how: OpenHow) -> Result<cuttlefs_client::file::volume::Handle, FsError> {
-        // As the kernel does with a file it opens: what it finds must be one.
+        // As the kernel does, looks the file up before it opens it.
         let attr = self.walk(path)?;
         Ok(self.volume.open(&self.caller(), attr.ino, how)?.handle)
     }

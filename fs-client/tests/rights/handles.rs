@@ -1,4 +1,4 @@
-//! What is open stays open with its rights, over restarts of the server, and nobody comes to what he had not opened.
+//! Open files stay open with their rights over restarts of the server, and nobody gets a file that he had not opened.
 
 use super::cuttle::{Cuttle, Site, errno};
 use super::hostile::RawPeer;
@@ -61,7 +61,7 @@ fn a_handle_keeps_its_rights_whatever_becomes_of_the_file_and_the_server() {
     });
 }
 
-/// `found/poc_squash.py`, and what else can be claimed at a new server.
+/// A client claims at a new server to have had files open: only files that it did have open are reclaimed.
 #[test]
 fn only_what_was_open_is_reclaimed() {
     if !is_root() {
@@ -94,7 +94,7 @@ fn only_what_was_open_is_reclaimed() {
         assert_eq!(peer.call(&open(secret, read_only), opened), Err(Status::Denied));
         (secret, peer.call(&open(shown, read_only), opened).expect("everybody may read it"))
     });
-    // From now on nobody may.
+    // From now on only root may read it.
     root.does(|| set(&by_root, "shown", SetAttr { mode: Some(0o600), ..SetAttr::default() }));
     site.restart(None);
     let shown_ino = shown.attr.ino;
@@ -103,7 +103,7 @@ fn only_what_was_open_is_reclaimed() {
         used += 1;
         owner.does(|| {
             let mut peer = RawPeer::attach(&endpoint, id).expect("attached");
-            // One that was used before would be answered as before.
+            // A number that was used before would get the answer of before.
             peer.seq = used;
             let files = vec![Reclaim { ino, rights, ticket }];
             peer.call(&Request::Reclaim { files }, |reply| match reply {
@@ -121,11 +121,11 @@ fn only_what_was_open_is_reclaimed() {
     for guess in [0, 1, shown.ticket.0 ^ 1, shown.ticket.0.swap_bytes()] {
         assert!(!reclaim(id, secret, read_only, Some(OpenTicket(guess))));
     }
-    // Last, for numbers are those of one client.
+    // This comes last, because request numbers count for each client.
     assert!(!reclaim(SessionSecret([78; 16]), shown_ino, read_only, good), "another client's");
 }
 
-/// A directory that another user may not search is not opened to him by whoever may, nor by an export that nobody writes to.
+/// A user's inode number is of no use to another user, even for a file that he may open. A read-only export gives no handle for writing.
 #[test]
 fn a_number_is_of_use_to_its_own_user_and_a_read_only_export_gives_no_handle_to_write() {
     if !is_root() {
@@ -158,7 +158,7 @@ fn a_number_is_of_use_to_its_own_user_and_a_read_only_export_gives_no_handle_to_
         let open =
             |ino, truncate| Request::Open { ino, rights: read_write, truncate, by: OpenBy::Name { told: 0 } };
         assert_eq!(peer.call(&open(told, false), |_| ()), Err(Status::Stale));
-        // Cutting an empty file takes its set-id bits, too.
+        // Truncating a file, even an empty one, takes its set-id bits.
         assert_eq!(peer.call(&open(own, true), |_| ()), Ok(()));
         assert_eq!(peer.attr(&Request::GetAttr { ino: own }).expect("it is there").mode, 0o777);
     });
@@ -176,7 +176,8 @@ fn a_number_is_of_use_to_its_own_user_and_a_read_only_export_gives_no_handle_to_
     });
 }
 
-/// A request that the server before did is answered anew. What is asked under its number must still be what one may ask.
+/// The next server answers a request that the one before did with a new answer. A different request under the same number must be checked for its own
+/// rights.
 #[test]
 fn a_number_of_another_request_opens_nothing() {
     if !is_root() {

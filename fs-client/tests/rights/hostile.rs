@@ -1,4 +1,4 @@
-//! Peers that speak the wire themselves, and say what they like.
+//! Peers that send any request over a raw connection.
 
 use super::cuttle::Site;
 use super::is_root;
@@ -27,17 +27,17 @@ use std::time::{Duration, Instant};
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A connection on which anything can be said.
+/// A connection on which any request can be sent.
 pub struct RawPeer {
     _device: Arc<SoftDevice>,
     cq: Arc<dyn CompletionQueue>,
     qp: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
-    /// Number of the last request.
+    /// The number of the last request.
     pub seq: u64,
-    /// The directory it sees as root.
+    /// The inode that it sees as the root directory.
     pub root: InodeNo,
-    /// Whom its requests say they are for.
+    /// The user and group that its requests claim to come from.
     pub said: (u32, u32),
 }
 
@@ -46,12 +46,12 @@ fn receive(region: &dyn MemoryRegion) -> RecvWr {
 }
 
 impl RawPeer {
-    /// Connects and attaches as a client of this id.
+    /// Connects and attaches with this secret.
     pub fn attach(endpoint: &Endpoint, secret: SessionSecret) -> Result<Self, Status> {
         Self::attach_below(endpoint, secret, b"")
     }
 
-    /// The same of a subtree.
+    /// Connects and attaches with this secret to a subtree of the export.
     pub fn attach_below(endpoint: &Endpoint, secret: SessionSecret, subtree: &[u8]) -> Result<Self, Status> {
         let device = SoftDevice::new(SoftOptions::default());
         let pd = device.alloc_pd().expect("a domain");
@@ -111,7 +111,7 @@ impl RawPeer {
         }
     }
 
-    /// What answers with attributes.
+    /// Sends a request that is answered with attributes, and returns them.
     pub fn attr(&mut self, request: &Request<'_>) -> Result<Attr, Status> {
         self.call(request, |reply| match reply {
             Reply::Attr(attr) => attr,
@@ -125,7 +125,8 @@ fn client() -> SessionSecret {
     SessionSecret::draw(&SystemRandom)
 }
 
-/// A site with directories in it: `open`, everybody's, and `closed`, root's alone, with a file `secret` that everybody may read.
+/// A site with directories: `open` is everybody's. `listed` may be listed by everybody and searched by root only. `closed` is root's alone, and has a
+/// file `secret` that everybody may read.
 struct Ground {
     site: Site,
     root: Person,
@@ -165,7 +166,7 @@ fn create(parent: InodeNo, name: &'static [u8], mode: u16) -> Request<'static> {
     Request::Create { parent, name, mode, exclusive: true, rights: Rights { read: true, write: true } }
 }
 
-/// `found/poc_lpe.py`: a user says it is root, and makes a program that runs as root.
+/// An attack: a user claims to be root, and makes a program that runs as root.
 #[test]
 fn who_says_it_is_root_is_not() {
     if !is_root() {
@@ -196,7 +197,7 @@ fn who_says_it_is_root_is_not() {
     assert_eq!(peer.attr(&create(top, b"rootme", 0o4755)), Err(Status::Invalid), "no user at all");
 }
 
-/// `found/poc_squash.py`: the root of a client that is squashed says it is somebody else.
+/// An attack: root of a squashed client claims to be another user.
 #[test]
 fn a_squashed_client_gets_nowhere_by_other_names() {
     if !is_root() {
@@ -248,7 +249,7 @@ fn numbers_that_nobody_told_lead_nowhere() {
             assert_eq!(peer.call(&request, |_| ()), Err(Status::Stale), "{request:?}");
         }
     }
-    // It may list this one and not search it: names, and no way to what they name.
+    // The peer may list this directory and not search it, so it gets names but no way to the files.
     let listed = peer.attr(&Request::Lookup { parent: peer.root, name: b"listed" }).expect("searchable").ino;
     for plus in [false, true] {
         let list = Request::ReadDir { ino: listed, cookie: 0, max_bytes: 4096, plus };
@@ -377,7 +378,7 @@ fn a_file_is_opened_for_neither_by_who_may_do_both() {
     assert_eq!(opens(&mut stranger, of_stranger), Err(Status::Denied), "it may read and not write");
 }
 
-/// Each user by the first rule that is for it.
+/// The first rule that fits a user counts.
 #[test]
 fn rules_say_who_may_what() {
     if !is_root() {
@@ -404,22 +405,22 @@ fn rules_say_who_may_what() {
             ..ExportRule::default()
         },
     ]));
-    // Below a directory.
+    // The stranger sees only the directory `open`.
     let mut below = ground.peer(&stranger);
     assert_eq!(below.attr(&Request::Lookup { parent: below.root, name: b"open" }), Err(Status::NotFound));
     let theirs = below.attr(&create(below.root, b"f", 0o600)).expect("its root is everybody's");
     assert_eq!(theirs.uid, people::STRANGER.uid);
-    // Read-only.
+    // The owner's export is read-only.
     let owner = Person::new(people::OWNER);
     let mut reader = ground.peer(&owner);
     let open = reader.attr(&Request::Lookup { parent: reader.root, name: b"open" }).expect("searchable").ino;
     assert_eq!(reader.attr(&create(open, b"g", 0o600)), Err(Status::ReadOnly));
-    // Trusted: as whom it says.
+    // A trusted client acts as the user that it names.
     let member = Person::new(people::MEMBER);
     let mut trusted = ground.peer(&member);
     trusted.said = (people::FELLOW.uid, people::FELLOW.gid);
     assert_eq!(trusted.attr(&create(trusted.root, b"f", 0o600)).expect("trusted").uid, people::FELLOW.uid);
-    // All others are one.
+    // All other users are squashed to the owner.
     let fellow = Person::new(people::FELLOW);
     let mut squashed = ground.peer(&fellow);
     let open = squashed.attr(&Request::Lookup { parent: squashed.root, name: b"open" }).expect("searchable");

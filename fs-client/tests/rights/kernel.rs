@@ -1,4 +1,4 @@
-//! The reference: a directory of a local file system, by system calls.
+//! The reference world: a directory of a local file system, and system calls.
 
 use super::op::{Answer, Errno, Kind, MADE_WITH, Node, Op, State, Time};
 use cuttlefs_common::rpc::RenameMode;
@@ -22,7 +22,7 @@ fn errno(error: Error) -> Errno {
 const NOTHING: Timespec = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
 
 impl Kernel {
-    /// An empty root directory, of root's.
+    /// An empty directory of root.
     pub fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         rustix::fs::chmod(directory.path(), Mode::from_raw_mode(0o755)).expect("for everybody");
@@ -33,7 +33,7 @@ impl Kernel {
         self.directory.path().join(path)
     }
 
-    /// As root.
+    /// Removes everything in the directory. To be called as root.
     pub fn clear(&self) {
         for entry in std::fs::read_dir(self.directory.path()).expect("a directory") {
             let path = entry.expect("an entry").path();
@@ -45,7 +45,7 @@ impl Kernel {
         }
     }
 
-    /// As root.
+    /// Makes the tree. To be called as root.
     pub fn make(&self, tree: &[Node]) {
         for node in tree {
             let path = self.at(node.path);
@@ -71,14 +71,14 @@ impl Kernel {
         }
     }
 
-    /// As root.
+    /// The state of the tree. To be called as root.
     pub fn state(&self) -> State {
         let mut state = State::new();
         look(self.directory.path(), "", &mut state);
         state
     }
 
-    /// As whoever calls; `root` does things meanwhile.
+    /// Runs an operation as the user of the calling thread. `root` runs the part of it that root must do.
     pub fn run(&self, op: &Op, root: &dyn Fn(&mut (dyn FnMut() + Send))) -> Answer {
         let at = |path: &str| self.at(path);
         let done = |result: rustix::io::Result<()>| result.map(|()| String::new()).map_err(errno);

@@ -1,11 +1,11 @@
-//! Who may do what, against the kernel's own answers.
+//! Permissions of users, compared with those of the kernel.
 //!
-//! Users are threads of this process with credentials of their own: what they do to a directory of a local file system is the
-//! reference, and what they do through the server's `unix://` socket must be answered the same and leave the same. So these
-//! tests need root, and are skipped without.
+//! Users are threads of this process with credentials of their own. Their operations on a directory of a local file system are the reference: the
+//! same operations through the server's `unix://` socket must have the same answers and leave the same state. So these tests need root, and are
+//! skipped without it.
 //!
-//! `people` who they are, `op` what they do, `kernel` and `cuttle` the two worlds it is done in, `hostile` peers that speak
-//! the wire themselves.
+//! `people` has the users, `op` the operations, `kernel` and `cuttle` the two worlds in which they run, and `hostile` has peers that send any
+//! message.
 
 #[path = "../serving/mod.rs"]
 mod serving;
@@ -18,7 +18,7 @@ mod op;
 mod people;
 mod walk;
 
-/// Whether there can be other users; says so if not.
+/// Whether this process can become other users. Prints a message if not.
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {

@@ -1,11 +1,11 @@
-//! What users do, to a tree that is made anew for each: two directories with a file, a directory, and links in each.
+//! The users' operations. Each runs on a fresh tree: two directories with a file, a directory, and links in each.
 
 use super::people::{FELLOW, OWNER, STRANGER};
 use cuttlefs_common::rpc::RenameMode;
 use cuttlefs_common::world::{Random, SeededRandom};
 use std::collections::BTreeMap;
 
-/// An error, as an application sees it; negative: nothing the kernel says.
+/// An error number, as applications see it. No negative number comes from the kernel.
 pub type Errno = i32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Node {
     pub gid: u32,
 }
 
-/// What is there afterwards, by path: file type and mode, user, group, links of a file, size of a file, attributes.
+/// The state after an operation, by path: file type and mode, user, group, links of a file, size of a file, names of attributes.
 pub type State = BTreeMap<String, (u32, u32, u32, u32, u64, Vec<String>)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub enum Op {
         write: bool,
         truncate: bool,
     },
-    /// open(2) with O_CREAT, then a read and a write as it was opened.
+    /// open(2) with O_CREAT, then a read, and a write if it was opened for that.
     Create {
         path: &'static str,
         mode: u16,
@@ -53,7 +53,7 @@ pub enum Op {
         read: bool,
         write: bool,
     },
-    /// open(2) with O_TMPFILE where a file of this path would be, a write, and a name after all.
+    /// open(2) with O_TMPFILE in the directory of this path, a write, and a link to this path.
     Nameless(&'static str, u16),
     Mkdir(&'static str, u16),
     Fifo(&'static str, u16),
@@ -77,15 +77,15 @@ pub enum Op {
     GetXattr(&'static str, &'static str),
     RemoveXattr(&'static str, &'static str),
     ListXattr(&'static str),
-    /// Opens for writing, then changes the contents so.
+    /// Opens the file for writing, then changes its contents.
     Write(&'static str),
     Allocate(&'static str),
     Copy(&'static str, &'static str),
-    /// Opens for writing, has root take all permissions away, and cuts what it has open.
+    /// Opens the file for writing, has root take all its permissions away, and cuts the file through the open descriptor.
     CutOpen(&'static str),
 }
 
-/// What an operation gave: for people and for comparing.
+/// The result of an operation, as text.
 pub type Answer = Result<String, Errno>;
 
 const DIRECTORY_MODES: &[u16] = &[
@@ -101,10 +101,10 @@ const UIDS: &[u32] = &[OWNER.uid, OWNER.uid, FELLOW.uid, 0];
 const GIDS: &[u32] = &[OWNER.gid, OWNER.gid, 62_002, 0];
 const XATTRS: &[&str] = &["user.a", "trusted.a", "security.a"];
 
-/// Attributes every file and directory is made with.
+/// The attributes of each new file and directory of a tree.
 pub const MADE_WITH: &[(&str, &str)] = &[("user.a", "1"), ("trusted.a", "2"), ("security.a", "3")];
 
-/// Draws trees and operations.
+/// Draws random trees and operations.
 pub struct Draw {
     random: SeededRandom,
 }
@@ -174,7 +174,7 @@ impl Draw {
             },
             2 | 3 => {
                 let (path, exclusive) = (self.missing(), self.coin());
-                // What `fs.protected_regular` refuses is a path's business, not a file's.
+                // Whether `fs.protected_regular` refuses an open depends on its path, and not on the file.
                 let exclusive = exclusive || is_sticky(path);
                 Op::Create { path, mode: self.one(NEW_MODES), exclusive, read: true, write: self.coin() }
             }
@@ -205,14 +205,14 @@ impl Draw {
             14 => {
                 let uid = self.one(&[None, None, Some(OWNER.uid), Some(STRANGER.uid)]);
                 let gid = self.one(&[None, Some(OWNER.gid), Some(62_002), Some(62_009), Some(62_004)]);
-                // chown(2) of nothing still takes set-id bits, and does not reach a file system as a change.
+                // chown(2) without a new owner still takes set-id bits, and reaches a file system as no change.
                 Op::Chown(self.any(), uid, gid.or(uid.is_none().then_some(OWNER.gid)))
             }
             15 => Op::Truncate(self.one(&["d1/f", "d1/f", "d2/g", "d1", "d1/s/x"])),
             16 => {
                 let times = [Time::Omit, Time::Now, Time::At];
                 let (atime, mtime) = (self.one(&times), self.one(&times));
-                // Omitting both asks for nothing.
+                // A call that omits both times would do nothing.
                 let mtime = if (atime, mtime) == (Time::Omit, Time::Omit) { Time::Now } else { mtime };
                 Op::Times(self.any(), atime, mtime)
             }

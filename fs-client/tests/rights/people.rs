@@ -13,16 +13,16 @@ pub struct Credentials {
     pub groups: &'static [u32],
 }
 
-/// Who owns things.
+/// The owner of most inodes.
 pub const OWNER: Credentials = Credentials { name: "owner", uid: 61_001, gid: 62_001, groups: &[] };
-/// In the group of things by its own one.
+/// A user whose own group is that of most inodes.
 pub const FELLOW: Credentials = Credentials { name: "fellow", uid: 61_002, gid: 62_001, groups: &[] };
-/// In it by one of its supplementary ones.
+/// A user who has that group among the supplementary ones.
 pub const MEMBER: Credentials =
     Credentials { name: "member", uid: 61_003, gid: 62_003, groups: &[62_009, 62_001, 62_002] };
-/// Neither.
+/// A user who is neither the owner nor in the group.
 pub const STRANGER: Credentials = Credentials { name: "stranger", uid: 61_004, gid: 62_004, groups: &[] };
-/// Root, who may do everything.
+/// Root, which may do everything.
 pub const ROOT: Credentials = Credentials { name: "root", uid: 0, gid: 0, groups: &[] };
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -49,14 +49,14 @@ impl Person {
         Self { credentials, jobs: Some(jobs), thread: Some(thread) }
     }
 
-    /// Does something as this user, and waits for it.
+    /// Runs `work` as this user, and waits for its result.
     pub fn does<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let (give, take) = mpsc::channel();
         let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
             let _ = give.send(work());
         });
-        // SAFETY: only the lifetime is another one. The job borrows from this call, which does not return before the job is
-        // dropped: `take` ends when `give`, which the job owns, is gone, run or not.
+        // Only the lifetime is changed. The job borrows from this call, which does not return before the job is dropped: `take` ends when `give`,
+        // which the job owns, is gone, whether the job ran or not.
         let job: Job = unsafe { std::mem::transmute(job) };
         self.jobs.as_ref().expect("it lives").send(job).expect("it works");
         take.recv().expect("the user's thread did not panic")

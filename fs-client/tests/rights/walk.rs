@@ -1,4 +1,4 @@
-//! Operations of users on trees of any owners and modes, in both worlds.
+//! Random operations of users on trees with random owners and modes, in both worlds.
 
 use super::cuttle::{Cuttle, Site};
 use super::is_root;
@@ -7,14 +7,14 @@ use super::op::{Draw, Op};
 use super::people::{self, Credentials, Person};
 use cuttlefs_server::rights::{Account, ExportRule, PeerPattern};
 
-/// Trees and operations each user gets; `CUTTLEFS_RIGHTS_CASES` says another number.
+/// The number of trees and operations of each user; `CUTTLEFS_RIGHTS_CASES` sets another number.
 const CASES: u64 = 600;
 
 fn cases() -> u64 {
     std::env::var("CUTTLEFS_RIGHTS_CASES").ok().map_or(CASES, |cases| cases.parse().expect("a number"))
 }
 
-/// Root is checked, too, for once.
+/// In these tests the server checks root, too.
 fn rules() -> Vec<ExportRule> {
     let root_is_checked = ExportRule {
         peers: vec![PeerPattern::User(people::ROOT.uid)],
@@ -32,14 +32,14 @@ struct Worlds {
 
 impl Worlds {
     fn new(site: &Site) -> Self {
-        // Modes are what is asked for.
+        // Modes of new inodes must be those that were asked for.
         rustix::process::umask(rustix::fs::Mode::empty());
         let root = Person::new(people::ROOT);
         let by_root = site.volume(&root);
         Self { kernel: Kernel::new(), root, by_root }
     }
 
-    /// Does one operation on one tree as one user in both worlds. `real` is that user to the kernel.
+    /// Runs one operation on one tree as one user in both worlds, and compares answers and states. `real` is that user in the kernel's world.
     fn compare(&self, seed: u64, real: &Person, person: &Person, cuttle: &Cuttle) {
         let draw = Draw::new(seed);
         let tree = draw.tree();
@@ -65,7 +65,7 @@ impl Worlds {
     }
 }
 
-/// `fs.protected_hardlinks`, by which this server judges whatever it is set to.
+/// Whether `fs.protected_hardlinks` is set. This server always applies its rule.
 fn links_are_protected() -> bool {
     std::fs::read_to_string("/proc/sys/fs/protected_hardlinks").is_ok_and(|set| set.trim() == "1")
 }
@@ -108,7 +108,8 @@ fn root_may_what_the_kernel_says() {
     walk(people::ROOT, 5_000_000);
 }
 
-/// A squashed client's requests are judged whomever they name: root is the stranger, and everybody else is himself.
+/// The server checks the requests of a squashed client by the user that each request names: root becomes the stranger, and everybody else stays
+/// himself.
 #[test]
 fn whoever_a_squashed_client_names_may_what_the_kernel_says() {
     if !is_root() {
@@ -120,7 +121,7 @@ fn whoever_a_squashed_client_names_may_what_the_kernel_says() {
         ExportRule { root_squash: Some(squash), speaks_for_others: Some(true), ..ExportRule::default() };
     let site = Site::new(vec![ExportRule { peers: trusted, ..ExportRule::default() }, squashed]);
     let worlds = Worlds::new(&site);
-    // Who holds the connection counts for nothing here.
+    // The user of the connection does not matter here.
     let person = Person::new(people::FELLOW);
     let cuttle = site.volume(&person);
     let owner = Person::new(people::OWNER);
@@ -137,7 +138,7 @@ fn whoever_a_squashed_client_names_may_what_the_kernel_says() {
     }
 }
 
-/// Everybody is the owner.
+/// Everybody is squashed to the owner.
 #[test]
 fn whoever_comes_where_all_are_squashed_is_that_user() {
     if !is_root() {

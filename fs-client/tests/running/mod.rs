@@ -1,4 +1,4 @@
-//! A server with threads on a pool in a temporary directory that listens on tcp and shared memory at once, or on an RNIC, and clients.
+//! A server with threads on a pool in a temporary directory, and its clients. The server listens on tcp and shared memory, or on an RNIC.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 pub const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 pub const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 pub const READ: OpenHow = OpenHow { write: false, ..READ_WRITE };
-/// How long a test waits for what must come before it says that it did not.
+/// How long a test waits for something that must happen before it fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Sizes of a server.
@@ -32,13 +32,13 @@ pub struct Sizes {
     pub hotspots: Hotspots,
 }
 
-/// A running server and where it is.
+/// A running server, its pool and its endpoints.
 pub struct Site {
     sizes: Sizes,
     running: Option<RunningServer>,
-    /// A network's; shared memory's, if it is there.
+    /// The network's endpoint, then the one of shared memory if the server listens there.
     listen: Vec<Endpoint>,
-    // After the server, which uses it.
+    // Dropped after the server, which uses it.
     directory: TempDir,
 }
 
@@ -48,7 +48,7 @@ impl Site {
         Self::over(sizes, "tcp://127.0.0.1:0".parse().expect("an endpoint"), true)
     }
 
-    /// The same over another network, `mapped`: and shared memory.
+    /// Formats a pool and serves it over `network`, and with `mapped` over shared memory too.
     pub fn over(sizes: Sizes, network: Endpoint, mapped: bool) -> Self {
         let directory = tempfile::tempdir().expect("directory");
         let dir = directory.path().join("pool");
@@ -88,14 +88,14 @@ impl Site {
         &self.running.as_ref().expect("it runs").server().files
     }
 
-    /// What must hold of a server that nobody is asking for anything.
+    /// Checks what must hold of a server while no request runs: no frame is leaked, no metadata is damaged.
     pub fn check(&self) {
         assert_eq!(self.files().pages().figures().leaked_frames, 0);
         assert_eq!(self.running.as_ref().expect("it runs").server().meta.damage_count(), 0);
     }
 
-    /// A client over `shm`, or with any other name over the network; `tables`: one that translates by reading the server's tables, as over RDMA
-    /// hardware. `background`: it has its control thread, which shares counters and pulls bitmaps.
+    /// A client. `link` is `shm`; or `tables`, for a client that reads the server's tables to translate, as over RDMA hardware; any other name means
+    /// the network. With `background` the client has its control thread, which shares counters and pulls bitmaps.
     pub fn connect(&self, link: &str, lanes: usize, background: bool) -> RemoteVolume {
         match link {
             "shm" => serving::connect(&self.listen[1], link, lanes, background),
@@ -125,7 +125,7 @@ pub fn figure(volume: &RemoteVolume, name: &str) -> u64 {
     volume.figures().into_iter().find(|(found, _)| *found == name).expect("a figure of that name").1
 }
 
-/// Tries again and again; fails if it does not come true in time.
+/// Waits until `holds` returns true. Panics after `PATIENCE`.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {

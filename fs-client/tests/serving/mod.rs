@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What servers differ in.
+/// The settings in which the tests' servers differ.
 pub struct Serve {
     pub frames: u64,
     pub listen: Vec<Endpoint>,
@@ -29,14 +29,14 @@ pub struct Serve {
     pub durable_answers: bool,
 }
 
-/// Of an RNIC's interface, where tests run over one.
+/// The endpoint of an RNIC's interface, for tests that run over one.
 pub fn rdma_endpoint() -> Endpoint {
     let host = std::env::var("CUTTLEFS_RDMA_ADDRESS")
         .expect("CUTTLEFS_RDMA_ADDRESS says which RNIC: an address of its interface");
     Endpoint::Rdma { host, port: 0, via: None }
 }
 
-/// An RNIC does not listen for this machine alone, so who listens with one says that whoever comes is let in.
+/// An RNIC cannot listen for this machine alone, so a server on one must say that it admits everybody.
 fn rnic_options(endpoint: &Endpoint) -> SoftOptions {
     let tcp = match endpoint {
         Endpoint::Rdma { .. } => TcpSecurity::Insecure,
@@ -45,7 +45,8 @@ fn rnic_options(endpoint: &Endpoint) -> SoftOptions {
     SoftOptions { tcp, ..SoftOptions::default() }
 }
 
-fn device_to(endpoint: &Endpoint) -> Arc<dyn Device> {
+/// An RNIC that can connect there.
+pub fn device_to(endpoint: &Endpoint) -> Arc<dyn Device> {
     open_to_connect(endpoint, rnic_options(endpoint)).expect("an RNIC")
 }
 
@@ -61,7 +62,7 @@ pub fn make_pool(options: &FormatOptions, key: [u8; 16]) -> u64 {
     report.pages
 }
 
-/// The NIC's thread lets go of a stopped server a moment later.
+/// Opens the store. Tries again for a while: the NIC's thread holds the store for a moment after a server has stopped.
 fn open_store(directory: &Path) -> DiskStore {
     let mut attempt = 0;
     loop {
@@ -79,7 +80,7 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
     serve_by(vec![ExportRule::default()], directory, serve)
 }
 
-/// The same by these rules.
+/// Serves the pool by these export rules.
 pub fn serve_by(
     exports: Vec<ExportRule>,
     directory: &Path,
@@ -97,7 +98,7 @@ pub fn serve_by(
     serve_with(devices, exports, directory, serve)
 }
 
-/// The same with these RNICs.
+/// Serves the pool by these export rules and with these devices.
 pub fn serve_with(
     devices: Devices,
     exports: Vec<ExportRule>,
@@ -116,28 +117,38 @@ pub fn serve_with(
         sampling: Sampling { unit_pages: 16, period_ms: 50 },
         scrub: ScrubOptions { rate_bytes: 64 << 20, interval: Duration::from_secs(1) },
         durable_answers: serve.durable_answers,
-        // Clients that are told to read the tables do, others have no use for them.
+        // Trusted clients may read the tables: those that are told to do, the others do not need them.
         trust_clients: true,
         ..ServeOptions::new(serve.frames * 4096, serve.listen)
     };
     RunningServer::start(parts, options)
 }
 
-/// A client. `background`: it has its control thread, which shares counters and pulls bitmaps.
+/// A client. With `background` it has its control thread, which shares counters and pulls bitmaps.
 pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool) -> RemoteVolume {
     let options = SessionOptions { lanes, background, ..options(endpoint, label) };
     RemoteVolume::new(Session::connect(device_to(endpoint), options, &SystemRandom).expect("connect"))
 }
 
-/// A client that reads the server's tables, over a link that maps nothing. `background`: as of `connect`.
+/// A client that reads the server's tables, over a link that maps no memory. `background` is as in `connect`.
 pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize, background: bool) -> RemoteVolume {
+    let device = SoftDevice::new(SoftOptions::default());
+    connect_reading_tables_by(device, endpoint, lanes, background)
+}
+
+/// The same by this RNIC.
+pub fn connect_reading_tables_by(
+    device: Arc<dyn Device>,
+    endpoint: &Endpoint,
+    lanes: usize,
+    background: bool,
+) -> RemoteVolume {
     let options =
         SessionOptions { lanes, background, initiator_translates: true, ..options(endpoint, "tables") };
-    let device = SoftDevice::new(SoftOptions::default());
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
 
-/// A client that a server may refuse.
+/// A client whose session the server may refuse.
 pub fn try_connect(endpoint: &Endpoint) -> Result<RemoteVolume, RdmaError> {
     let device = SoftDevice::new(SoftOptions::default());
     Session::connect(device, options(endpoint, "refused"), &SystemRandom).map(RemoteVolume::new)

@@ -1,4 +1,4 @@
-//! Messages, and questions that are waited for.
+//! Messages, and connections whose peer waits for each answer.
 
 use crate::oracle::{Oracle, Way};
 use crate::wire::Wire;
@@ -9,10 +9,10 @@ use cuttlefs_common::status::Status;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long the server may take for anything, on a machine with much else to do.
+/// The longest time for an answer, on a machine with much else to do.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A message with this body. Who asks says that it is root.
+/// A request message with this body. Its header claims the user root.
 pub fn message(slot: u16, seq: u64, trace: u64, body: &[u8]) -> Vec<u8> {
     let header = RequestHeader {
         slot: SlotIndex(slot),
@@ -41,7 +41,7 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// Connected and welcomed.
+    /// Connects, says hello and takes the welcome.
     pub fn connect(path: &Path, uid: u32, oracle: &mut Oracle) -> Self {
         let mut wire = Wire::connect(path, uid);
         wire.hello();
@@ -51,7 +51,7 @@ impl Asking {
         asking
     }
 
-    /// Attached. Gives the session's number and its root.
+    /// Attaches with this secret. Returns the session's number and its root.
     pub fn attach(
         &mut self,
         secret: SessionSecret,
@@ -65,7 +65,7 @@ impl Asking {
         })
     }
 
-    /// Asks in a slot of this connection's own session, with the number that is next there.
+    /// Sends a request in this slot of the connection's own session, with the slot's next number, and returns the answer.
     pub fn ask<T>(
         &mut self,
         slot: u16,
@@ -78,7 +78,7 @@ impl Asking {
         self.ask_at(slot, self.seqs[usize::from(slot)], trace, request, oracle, take)
     }
 
-    /// Asks the last request of a slot once more.
+    /// Sends the last request of a slot once more.
     pub fn ask_again<T>(
         &mut self,
         slot: u16,
@@ -110,7 +110,7 @@ impl Asking {
         header.result.map(|()| take(reply.expect("a reply")))
     }
 
-    /// The next packet.
+    /// Waits for the next packet.
     pub fn packet(&mut self) -> (PacketHeader, Vec<u8>) {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,8 +1,8 @@
-//! What is drawn from a seed.
+//! Random values from a seed.
 
 use cuttlefs_common::world::{Random, SeededRandom};
 
-/// Draws.
+/// A source of random values.
 pub struct Dice(SeededRandom);
 
 impl Dice {
@@ -39,7 +39,7 @@ impl Dice {
         bytes
     }
 
-    /// A number at which something changes, or any.
+    /// A number at or near a bound of some type or size, or any number.
     pub fn edge(&self) -> u64 {
         const EDGES: [u64; 16] = [
             0,
@@ -66,12 +66,12 @@ impl Dice {
         }
     }
 
-    /// An offset in a small file, mostly.
+    /// In most cases an offset in a small file.
     pub fn offset(&self) -> u64 {
         if self.chance(85) { self.number() % (96 << 10) } else { self.edge() }
     }
 
-    /// A length of some pages, mostly.
+    /// In most cases a length of some pages.
     pub fn len(&self) -> u64 {
         if self.chance(85) { 1 + self.number() % (20 << 10) } else { self.edge() }
     }

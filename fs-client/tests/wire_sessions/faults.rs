@@ -1,5 +1,5 @@
-//! What ends a run: a panic in any thread, the server's or the test's, and an error that the server logs. Either tells the line that
-//! runs the episode again.
+//! Faults that end a run: a panic in any thread, of the server or of the test, and an error that the server logs. For both the output has the line
+//! that runs the episode again.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-/// Errors that were logged.
+/// The errors that were logged, and the line that runs the current episode again.
 #[derive(Clone, Default)]
 pub struct Faults(Arc<Mutex<Seen>>);
 
@@ -19,7 +19,7 @@ struct Seen {
 }
 
 impl Faults {
-    /// The next episode begins.
+    /// Sets the line that runs the current episode again, at its beginning.
     pub fn say(&self, replay: &str) {
         self.seen().replay = replay.to_owned();
     }
@@ -29,7 +29,7 @@ impl Faults {
     }
 
     /// # Panics
-    /// There was one.
+    /// An error was logged.
     pub fn check(&self) {
         let errors = self.seen().errors.clone();
         assert!(errors.is_empty(), "the server logs faults of its own: {errors:#?}");
@@ -54,7 +54,7 @@ impl Visit for Line {
     }
 }
 
-/// From now on they are seen, of all threads of this process.
+/// Begins to watch panics and logged errors of all threads of this process.
 pub fn watch() -> Faults {
     let faults = Faults::default();
     if tracing::subscriber::set_global_default(tracing_subscriber::registry().with(faults.clone())).is_err() {
@@ -64,7 +64,7 @@ pub fn watch() -> Faults {
     std::panic::set_hook(Box::new(move |panic| {
         tell(panic);
         eprintln!("run it again: {}", seen.seen().replay);
-        // Whose thread it was: this is no place to go on from.
+        // The panic may be in any thread, so the test cannot go on from here.
         std::process::abort();
     }));
     faults

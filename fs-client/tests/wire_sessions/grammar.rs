@@ -1,4 +1,4 @@
-//! Requests of every kind, drawn: most of them make sense, with numbers that somebody was told, of whichever session.
+//! Random requests of every kind. Most of them make sense; their numbers are ones that the server told some session.
 
 use crate::dice::Dice;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
@@ -11,10 +11,10 @@ use cuttlefs_common::rpc::{
 };
 use std::collections::HashMap;
 
-/// Names the kinds of requests. A new variant of `Request` does not compile before it is here, drawn, and answered.
+/// Makes `Kind`, the names of the kinds of requests. A new variant of `Request` does not compile until it is listed, drawn and answered here.
 macro_rules! kinds {
     ($($kind:ident),* $(,)?) => {
-        /// What is asked.
+        /// The kind of a request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Kind { $($kind),* }
 
@@ -36,7 +36,7 @@ kinds! {
 }
 
 impl Kind {
-    /// Whether a reply can be one to it.
+    /// Whether a reply fits a request of this kind.
     pub fn is_answered_by(self, reply: &Reply<'_>) -> bool {
         use Kind as K;
         use Reply as R;
@@ -70,29 +70,29 @@ impl Kind {
     }
 }
 
-/// Numbers of a kind that are remembered.
+/// How many numbers of each kind are remembered.
 const KNOWN_MAX: usize = 64;
-/// What files are called, and what nothing may be called.
+/// Names of files, and names that no file may have.
 const NAMES: [&[u8]; 16] = [
     b"a", b"b", b"c", b"d", b"e", b"open", b"closed", b"shut", b"victim", b"once", b"inbox", b"notice", b"",
     b".", b"..", b"x/y",
 ];
 
-/// What hostile peers know between them: numbers that the server told one of them, or somebody else.
+/// What the hostile peers know together: numbers that the server told one of them, or the victim.
 #[derive(Default)]
 pub struct Known {
     pub inos: Vec<InodeNo>,
     pub filekeys: Vec<FileKey>,
     pub tickets: Vec<OpenTicket>,
-    /// Files that are worth a try, by the numbers that each user knows them by.
+    /// Inodes of files that are worth a try.
     pub notable: Notable,
     own: HashMap<[u8; 16], Own>,
 }
 
-/// Inodes by the numbers that each user knows them by: another user's are of no use.
+/// Inode numbers by user. A number that was told to another user is of no use.
 pub type Notable = HashMap<u32, Vec<InodeNo>>;
 
-/// What a session was told.
+/// What the server told a session.
 #[derive(Default)]
 struct Own {
     root: Option<InodeNo>,
@@ -104,12 +104,12 @@ impl Known {
         Self { notable, ..Self::default() }
     }
 
-    /// Whether a session was told of a directory to make files in; whether it has files open.
+    /// Whether a session knows a directory to make files in, and whether it has files open.
     pub fn has(&self, session: SessionSecret) -> (bool, bool) {
         self.own.get(&session.0).map_or((false, false), |own| (own.root.is_some(), !own.filekeys.is_empty()))
     }
 
-    /// From an answer to a session.
+    /// Learns the numbers in an answer to a session.
     pub fn learn(&mut self, dice: &Dice, session: SessionSecret, reply: &Reply<'_>) {
         let own = self.own.entry(session.0).or_default();
         match reply {
@@ -150,15 +150,15 @@ fn note<T: PartialEq>(dice: &Dice, known: &mut Vec<T>, number: T) {
     }
 }
 
-/// Draws requests.
+/// Draws random requests.
 pub struct Grammar<'g> {
     pub dice: &'g Dice,
     pub known: &'g Known,
-    /// Who asks.
+    /// The user who asks.
     pub uid: u32,
-    /// Of the session that asks.
+    /// The secret of the session that asks.
     pub session: SessionSecret,
-    /// To attach with.
+    /// The secret for an attach request.
     pub attaches_with: SessionSecret,
 }
 
@@ -241,7 +241,7 @@ impl Grammar<'_> {
                 max_extents: dice.edge() as u32,
             },
             Kind::Fetch => {
-                // Often past the end of a short file: what is not there is not sent.
+                // Often beyond the end of a short file, where the server must send nothing.
                 let past = dice.chance(40);
                 let (offset, len) = if past { (0, 64 << 10) } else { (dice.offset(), dice.len() as u32) };
                 let pages = if dice.chance(90) && len <= 1 << 21 && offset < 1 << 62 {
@@ -321,7 +321,7 @@ impl Grammar<'_> {
             }
             Kind::TestLock => Request::TestLock { filekey: self.filekey(), lock: self.lock() },
             Kind::AwaitLocks => Request::AwaitLocks {
-                // The server keeps a connection for as long: seldom.
+                // The server keeps a connection for that long, so long times are rare.
                 hold_ms: if dice.number().is_multiple_of(200) {
                     dice.edge() as u32
                 } else {
@@ -385,7 +385,7 @@ impl Grammar<'_> {
         self.known.own.get(&self.session.0).and_then(|own| own.root).unwrap_or(InodeNo::ROOT)
     }
 
-    /// One of the session's own, mostly.
+    /// In most cases a filekey of the session's own.
     fn filekey(&self) -> FileKey {
         let own = self.known.own.get(&self.session.0).map_or(&[][..], |own| &own.filekeys);
         if !own.is_empty() && self.dice.chance(85) {

@@ -1,4 +1,4 @@
-//! A client as a mount has one, root's, that works beside the hostile ones: every operation against a model of its files.
+//! Root's client, which works beside the hostile peers as a mount does: it checks every operation against a model of its files.
 
 use crate::asking::PATIENCE;
 use crate::dice::Dice;
@@ -16,7 +16,7 @@ use std::time::Duration;
 const LEN_MAX: usize = 160 << 10;
 const NAMES: [&[u8]; 5] = [b"one", b"two", b"three", b"four", b"five"];
 
-/// Works until it is told to stop, then looks at everything once more and removes it. Gives how much it did.
+/// Works until `stop` is set, then checks every file once more and removes it. Counts its operations in `done`.
 pub fn work(site: &Site, seed: u64, stop: &AtomicBool, done: &AtomicU64) {
     let dice = Dice::new(seed);
     let directory = site.root().lookup(&ROOT, InodeNo::ROOT, b"honest").expect("lookup").ino;
@@ -32,7 +32,7 @@ pub fn work(site: &Site, seed: u64, stop: &AtomicBool, done: &AtomicU64) {
     done.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Panics if nothing was done for as long as the server may take.
+/// Panics if `done` does not move for `PATIENCE`.
 pub fn watch(stop: &AtomicBool, done: &AtomicU64) {
     let mut last = done.load(Ordering::Relaxed);
     let mut waited = Duration::ZERO;
@@ -79,7 +79,7 @@ fn step(site: &Site, dice: &Dice, directory: InodeNo, files: &mut BTreeMap<&'sta
                     file.resize(file.len().max(offset + bytes.len()), 0);
                     file[offset..offset + bytes.len()].copy_from_slice(&bytes);
                 }
-                // Others may fill the disk: such a write does nothing.
+                // Hostile peers may fill the disk: then a write fails and does nothing.
                 Err(FsError::Server(Status::NoSpace)) => {}
                 Err(error) => panic!("{error}"),
             }

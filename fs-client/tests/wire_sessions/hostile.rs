@@ -1,5 +1,5 @@
-//! Peers that do what they like: messages and packets that are right, nearly right and wrong, with whatever numbers any of them was
-//! told, in sessions that come, go and are tried by others.
+//! Hostile peers. They send messages and packets that are right, nearly right or wrong, with any number that the server told one of them, in sessions
+//! that begin and end and that other peers try to join.
 
 use crate::asking::message;
 use crate::dice::Dice;
@@ -14,13 +14,13 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Connections at a time.
+/// The most connections at a time.
 const PEERS_MAX: usize = 7;
-/// Messages that are remembered, to be said again.
+/// How many sent messages are kept, to be sent again.
 const LOG_MAX: usize = 128;
-/// Requests of a server's that a peer keeps for later.
+/// How many one-sided requests of the server a peer keeps to answer later.
 const PENDING_MAX: usize = 64;
-/// What is done to open files.
+/// Requests about open files.
 const OF_FILES: [Kind; 10] = [
     Kind::Open,
     Kind::Write,
@@ -35,38 +35,38 @@ const OF_FILES: [Kind; 10] = [
 ];
 const SEND: PacketHeader = PacketHeader::new(PacketKind::Send, 0);
 
-/// A connection of theirs.
+/// A connection of a hostile peer.
 struct Stranger {
     wire: Wire,
     way: Way,
-    /// Of its session, as far as it knows.
+    /// The secret of the connection's session, as far as the peer knows.
     secret: Option<SessionSecret>,
-    /// What it tries to attach with.
+    /// The secret of the last attach request.
     attaches_with: Option<SessionSecret>,
-    /// What the server asks of its memory.
+    /// Requests for the peer's memory that the server is still waiting for.
     pending: Vec<PacketHeader>,
-    /// Answers what the server asks at once.
+    /// Whether the peer answers the server's requests for its memory at once.
     is_obliging: bool,
-    /// Does not read.
+    /// Whether the peer does not read.
     is_deaf: bool,
 }
 
-/// All of them, and what they know between them.
+/// All hostile peers, and what they know together.
 pub struct Crowd {
     path: PathBuf,
     strangers: Vec<Stranger>,
     pub known: Known,
-    /// Of each of the users.
+    /// Two secrets of each hostile user.
     secrets: Vec<SessionSecret>,
-    /// Other people's, and what is nearly one.
+    /// Secrets of clients that keep the rules, and byte strings that differ little from one.
     others: Vec<SessionSecret>,
-    /// The last number that was said in each slot of each session.
+    /// The last number that was used in each slot of each session.
     seqs: HashMap<(SessionSecret2, u16), u64>,
     log: Vec<Vec<u8>>,
     trace: u64,
 }
 
-/// A secret to look something up by.
+/// A secret as a key of a map.
 type SessionSecret2 = [u8; 16];
 
 impl Crowd {
@@ -76,7 +76,7 @@ impl Crowd {
         Self { path, strangers, known, secrets, others, seqs: HashMap::new(), log, trace: 4 << 32 }
     }
 
-    /// One of them does something.
+    /// One peer does something.
     pub fn act(&mut self, dice: &Dice, oracle: &mut Oracle) {
         self.listen(dice, oracle);
         let comes = self.strangers.len() < 2 || (self.strangers.len() < PEERS_MAX && dice.chance(15));
@@ -89,12 +89,12 @@ impl Crowd {
         match dice.below(100) {
             0..60 => {
                 for _ in 0..1 + dice.below(4) {
-                    // One that ends the session is asked as such.
+                    // A detach would end the session: it has a case of its own, with its own odds.
                     let kind = dice.pick(Kind::ALL);
                     self.ask(who, if kind == Kind::Detach { Kind::Create } else { kind }, dice, oracle);
                 }
             }
-            // What has no effect without something open.
+            // Requests that have an effect only with a root, or with an open file.
             60..74 => {
                 let (has_root, has_files) =
                     self.strangers[who].secret.map_or((false, false), |s| self.known.has(s));
@@ -161,7 +161,7 @@ impl Crowd {
         }
     }
 
-    /// Secrets of this user, of the other one, and of people who keep the rules.
+    /// A random secret: in most cases one of this user, else one of any hostile user or of a client that keeps the rules.
     fn secret(&self, uid: u32, dice: &Dice) -> SessionSecret {
         let own = if uid == STRANGERS[0] { &self.secrets[..2] } else { &self.secrets[2..] };
         match dice.below(10) {
@@ -188,7 +188,7 @@ impl Crowd {
         self.trace
     }
 
-    /// A request in its session, with a number that is right in most cases.
+    /// Sends a request in the peer's session, in most cases with the right number.
     fn ask(&mut self, who: usize, kind: Kind, dice: &Dice, oracle: &mut Oracle) {
         let stranger = &self.strangers[who];
         let uid = stranger.wire.uid;
@@ -222,7 +222,7 @@ impl Crowd {
         }
     }
 
-    /// What anybody said before, on this connection.
+    /// Sends messages again that any peer has sent before, on this connection.
     fn say_again(&mut self, who: usize, dice: &Dice, oracle: &mut Oracle) {
         if self.log.is_empty() {
             return;
@@ -232,13 +232,13 @@ impl Crowd {
         }
     }
 
-    /// The same with some of it changed.
+    /// Sends an earlier message again with a part of it changed.
     fn say_wrong(&mut self, who: usize, dice: &Dice, oracle: &mut Oracle) {
         if self.log.is_empty() {
             return;
         }
         let mut message = dice.pick(&self.log);
-        // A connection ends with what does not parse: most of it is a body of the right length.
+        // A message that does not parse ends the connection, so most changes keep the length and touch the body only.
         match dice.below(8) {
             0 => message.truncate(dice.below(message.len())),
             1 => message.extend(dice.bytes(1 + dice.below(64))),
@@ -301,7 +301,7 @@ impl Crowd {
         }
     }
 
-    /// What the server asked of a peer's memory: answered, or answered wrong.
+    /// Answers the server's pending requests for the peer's memory: correctly, wrongly or not at all.
     fn answer_transfers(&mut self, who: usize, dice: &Dice) {
         let stranger = &mut self.strangers[who];
         for asked in std::mem::take(&mut stranger.pending) {
@@ -328,7 +328,7 @@ impl Crowd {
         }
     }
 
-    /// A packet with a bit of it changed, or without its end.
+    /// Sends a packet that has one bit changed or lacks its end.
     fn break_packet(&mut self, who: usize, dice: &Dice) {
         let payload = if self.log.is_empty() { dice.bytes(64) } else { dice.pick(&self.log) };
         let mut packet = build(PacketHeader::new(PacketKind::Send, dice.edge()), &payload);
@@ -351,7 +351,7 @@ impl Crowd {
         self.strangers[who].wire.put_bytes(&build(PacketHeader::new(kind, dice.number() % 8), &payload));
     }
 
-    /// Gives the server time to answer, so that there is something to go on from.
+    /// Gives the server time to answer, so that the peers learn numbers for their next requests.
     fn wait_a_little(&mut self, dice: &Dice, oracle: &mut Oracle) {
         for _ in 0..20 {
             std::thread::sleep(Duration::from_micros(50));
@@ -361,7 +361,7 @@ impl Crowd {
         }
     }
 
-    /// Takes what came, by the model of what may come; how many packets.
+    /// Receives what has come and checks it by the model; returns the number of packets.
     fn listen(&mut self, dice: &Dice, oracle: &mut Oracle) -> usize {
         let mut came = 0;
         for stranger in self.strangers.iter_mut().filter(|stranger| !stranger.is_deaf) {
@@ -395,7 +395,7 @@ impl Crowd {
     }
 }
 
-/// A number that was not taken is said again.
+/// If the server refused the last number of a slot, takes it back, so that it is used again.
 fn back_off(
     seqs: &mut HashMap<(SessionSecret2, u16), u64>,
     secret: Option<SessionSecret>,

@@ -1,19 +1,19 @@
-//! The wire protocol, drawn from a grammar, against a real server: hostile peers beside people who keep the rules, and a model of
-//! sessions that says what may come of it.
+//! The wire protocol, drawn from a grammar, against a real server: hostile peers beside clients that keep the rules, and a model of sessions that
+//! says which answers may come.
 //!
-//! An *episode* is drawn from a seed: some hundred steps of hostile peers of two users (`hostile`), of a user whose session, numbers
-//! and lock they all know (`victim`), of a client that repeats itself (`repeater`), while root's client works (`honest`). Then the
-//! hostile ones go, as they are. What must hold:
+//! An *episode* is drawn from a seed. It has `STEPS` steps: of hostile peers of two users (`hostile`), of a user whose numbers and lock they all know
+//! (`victim`), and of a client that repeats its requests (`repeater`), while root's client works (`honest`). Then the hostile peers drop their
+//! connections without a detach. What must hold:
 //!
-//! * the server lives, and everybody who keeps the rules is answered, and finds his bytes, names and locks;
-//! * nobody joins, ends or uses a session without its secret and its user, nor is sent bytes of files he has no right to, nor an
-//!   answer to what he did not ask (`oracle`);
-//! * a request takes effect once, however often and wherever it is said;
-//! * nothing of the hostile ones stays: counts of everything are as before, and memory does not grow from episode to episode;
+//! * the server lives; it answers every client that keeps the rules, and these clients find their bytes, names and locks;
+//! * nobody joins, ends or uses a session without its secret and its user. Nobody is sent bytes of a file that he may not read, or an answer to a
+//!   request that he did not send (`oracle`);
+//! * a request takes effect once, however often and on however many connections it is sent;
+//! * nothing of the hostile peers stays: all counts are as before, and memory does not grow from episode to episode;
 //! * every answer parses, and the server logs no fault of its own.
 //!
-//! A seed repeats what is sent, not how the server's threads are scheduled. An episode's seed is the run's and its number, so
-//! `CUTTLEFS_SESSIONS_SEED=N` begins with the one that was printed:
+//! A seed repeats the messages, but not the schedule of the server's threads. The seed of an episode is the run's seed plus the episode's number, so
+//! a run with the printed seed begins with that episode:
 //!
 //! `CUTTLEFS_SESSIONS_SEED=N CUTTLEFS_SESSIONS_SECONDS=1 cargo nextest run -p cuttlefs-client --test wire_sessions --no-capture`
 
@@ -48,16 +48,16 @@ use victim::Victim;
 const STEPS: usize = 1200;
 /// Operations of root's client before the first episode.
 const WARM_STEPS: u64 = 200;
-/// Episodes after which memory is not to grow any more: every buffer there is for so many peers was used.
+/// Episodes after which memory must not grow any more, because every buffer for so many peers has been used.
 const WARM_EPISODES: u64 = 10;
-/// What it may grow after that, in however many episodes: what allocators keep, and the metadata's caches (64 MiB).
+/// The most bytes of growth after these episodes: memory that allocators keep, and the metadata's caches (64 MiB).
 const GROWTH_MAX: usize = 160 << 20;
 
-/// Descriptors that a run may have open more than before: root's client and the workers keep some buffers of their own. An episode makes
-/// hundreds of connections, of two or more each.
+/// The most descriptors by which a run may exceed its start: root's client and the workers keep some buffers of their own. An episode makes hundreds
+/// of connections, each of two descriptors or more, so a leak exceeds this bound.
 const DESCRIPTORS_MORE: usize = 48;
 
-/// What happened, for people.
+/// Figures for the summary that a run prints. For each kind of request: how many were done, and how many refused.
 #[derive(Default)]
 struct Totals {
     episodes: u64,
@@ -149,7 +149,7 @@ fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals)
     totals.honest += done.load(Ordering::Relaxed);
     repeater.finish(site, &dice, &mut oracle);
     victim.check(&dice, &mut oracle);
-    // As they are. Their sessions would stay for a lease.
+    // Drops the connections as they are. Without a detach their sessions would stay for a lease.
     drop(crowd);
     for (uid, secret) in oracle.said() {
         if STRANGERS.contains(&uid) {
@@ -168,7 +168,7 @@ fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals)
     }
 }
 
-/// Root's client has what it will have: lanes, and nothing left to close.
+/// Runs root's client for a while, so that all its lanes are there and nothing is left to close.
 fn warm_up(site: &Site, seed: u64) {
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -180,11 +180,11 @@ fn warm_up(site: &Site, seed: u64) {
     });
 }
 
-/// Looks that have to find the same before it is taken for what stays.
+/// How many equal looks in a row mean that the server is at rest.
 const STILL_LOOKS: u32 = 30;
 
-/// What is held while nobody asks for anything: root's client closes its files behind its calls, and asks by itself now and then. The
-/// pages of a file that is freed with its last close go a moment later than its filekey and its inode.
+/// Waits until the server is at rest and returns what it holds then. Root's client closes files after its calls return, and now and then asks by
+/// itself. Pages of a file that its last close frees go a moment later than its filekey and its inode.
 fn at_rest(site: &Site) -> Left {
     let deadline = Instant::now() + asking::PATIENCE;
     let (mut before, mut still) = (site.left(), 0);
@@ -201,7 +201,7 @@ fn at_rest(site: &Site) -> Left {
     }
 }
 
-/// Everything of the hostile ones is gone.
+/// Waits until the server holds nothing of the hostile peers any more.
 fn wait_for(before: &Left, site: &Site) {
     let deadline = Instant::now() + asking::PATIENCE;
     loop {

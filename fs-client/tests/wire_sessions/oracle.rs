@@ -1,23 +1,22 @@
-//! The model of sessions: what a server may say to whom.
+//! The model of sessions: which answers the server may send on which connection.
 //!
-//! It knows every message that was sent, on which connection, and which secrets were said there. From that follows of each
-//! answer whether it may come where it comes:
+//! The model knows every message that was sent, its connection, and the secrets that were sent there. So it can check each answer:
 //!
 //! * a session has one user and one secret, from its first connection to its last;
-//! * an answer belongs to a request that was sent, by its trace, slot and number, on this connection or on another one of the
-//!   same session; it is of that request's kind, and there are no more answers than there were requests;
-//! * nobody is sent bytes that are not theirs: files that they may not read hold marks, which are in nothing that comes.
+//! * an answer belongs to a request by its trace, slot and number. That request was sent on this connection or on another one of the same session, is
+//!   of a kind that the answer fits, and there are no more answers than there were requests;
+//! * nobody is sent other users' bytes: files that the peers may not read hold marks, and no mark is in any packet.
 
 use crate::grammar::Kind;
 use cuttlefs_common::ids::{SlotIndex, TraceId};
 use cuttlefs_common::rpc::{Attached, Reply, ReplyHeader, Request, RequestHeader, SessionSecret};
 use std::collections::{BTreeMap, HashMap};
 
-/// A connection, by number.
+/// The number of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way(pub usize);
 
-/// A message that parses, as it was sent.
+/// A request that was sent and that parses.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     kind: Kind,
@@ -27,26 +26,27 @@ struct Asked {
     secret: Option<SessionSecret>,
 }
 
-/// What is known of a connection.
+/// What the model knows of a connection.
 #[derive(Debug)]
 struct WayState {
     uid: u32,
-    /// Secrets that were said on it.
+    /// Secrets that were sent on it.
     said: Vec<SessionSecret>,
 }
 
-/// What is known of all.
+/// The model of all connections and sessions.
 pub struct Oracle {
-    /// In files that the peers of this model may not read.
+    /// Marks in files that the peers of this model may not read.
     pub marks: Vec<[u8; 16]>,
     ways: Vec<WayState>,
-    /// The user of each, and what its secret can be: attaches that are said again with a bit changed are told apart by nothing but it.
+    /// The user of each session, and the secrets that it may have. Several attaches may have the same trace, slot and number, namely an attach and
+    /// its copies with a bit changed; then the answer does not tell whose secret it was.
     sessions: HashMap<u64, (u32, Vec<SessionSecret>)>,
     asked: HashMap<u64, Vec<Asked>>,
-    /// Requests by slot and number, without those that were answered: an answer that is kept is sent to whatever comes with its
-    /// request's number.
+    /// The number of unanswered requests by slot and number. They are not told apart by trace, because the server sends a kept answer to any message
+    /// with the number of its request.
     unanswered: HashMap<(SlotIndex, u64), usize>,
-    /// Answers by kind, done or refused, for the summary.
+    /// Answers by kind and by whether the request was done, for the summary.
     pub seen: BTreeMap<(Kind, bool), u64>,
 }
 
@@ -62,18 +62,18 @@ impl Oracle {
         }
     }
 
-    /// A session that was there before.
+    /// Adds a session that was there before the episode.
     pub fn note_session(&mut self, number: u64, uid: u32, secret: SessionSecret) {
         self.sessions.insert(number, (uid, vec![secret]));
     }
 
-    /// A new connection.
+    /// Adds a connection.
     pub fn way(&mut self, uid: u32) -> Way {
         self.ways.push(WayState { uid, said: Vec::new() });
         Way(self.ways.len() - 1)
     }
 
-    /// These bytes are sent as a message.
+    /// Notes that these bytes are sent as a message.
     pub fn note_sent(&mut self, way: Way, message: &[u8]) {
         let Ok((header, body)) = RequestHeader::parse(message) else { return };
         let Ok(request) = Request::parse(body) else { return };
@@ -87,7 +87,7 @@ impl Oracle {
         self.asked.entry(header.trace.0).or_default().push(Asked { kind, way, slot, seq, secret });
     }
 
-    /// Every secret that a user may have a session with.
+    /// Every user and secret that may have a session.
     pub fn said(&self) -> Vec<(u32, SessionSecret)> {
         let mut said = Vec::new();
         for way in &self.ways {
@@ -105,10 +105,10 @@ impl Oracle {
         one.uid == other.uid && one.said.iter().any(|secret| other.said.contains(secret))
     }
 
-    /// Bytes that came, of whichever frame.
+    /// Checks received bytes, of any packet.
     ///
     /// # Panics
-    /// They are somebody else's.
+    /// The bytes contain a mark.
     pub fn check_bytes(&self, way: Way, bytes: &[u8]) {
         for mark in &self.marks {
             let found = bytes.windows(mark.len()).position(|window| window == mark);
@@ -116,10 +116,10 @@ impl Oracle {
         }
     }
 
-    /// A message that came. Gives what it answers, and the reply, if it is one.
+    /// Checks a message that came. Returns its header, the kind of its request, and the reply unless it is an error.
     ///
     /// # Panics
-    /// It may not come here.
+    /// The server may not send this message on this connection.
     pub fn check_message<'m>(
         &mut self,
         way: Way,

@@ -1,8 +1,8 @@
-//! A client that says everything several times, on several connections, in whatever order, and lets connections go: each
-//! request has its effect once.
+//! A client that sends each request several times, on several connections and in any order, and drops connections. Each request must take effect
+//! once.
 //!
-//! What it appends are tokens, each the name of its request: the session's number, slot and number in the slot. What it makes are
-//! files of that name. So a look at the file and the directory says what was done how often.
+//! A request has a token of the session's number, its slot and its number in the slot. The request appends the token to a file, or makes a file with
+//! the token as its name. So the file and the directory show how often each request took effect.
 
 use crate::asking::{Asking, PATIENCE, body_of, message};
 use crate::dice::Dice;
@@ -19,15 +19,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 const TOKEN_LEN: usize = 16;
-/// Slots it uses.
+/// The number of slots that it uses.
 const SLOTS: u16 = 6;
 
-/// A request, and its answer once there was one.
+/// A request, and its answer if there is one.
 struct Said {
     message: Vec<u8>,
     token: [u8; TOKEN_LEN],
     appends: bool,
-    /// Where a token went; 0 for a name.
+    /// The offset at which the token was written; 0 for a name; `u64::MAX` if the disk was full.
     answer: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ pub struct Repeater {
     directory: InodeNo,
     filekey: FileKey,
     wires: Vec<(Wire, Way)>,
-    /// The last of each slot.
+    /// The last request of each slot.
     last: Vec<Option<Said>>,
     seqs: Vec<u64>,
     done: Vec<Said>,
@@ -151,7 +151,7 @@ impl Repeater {
                 let (header, kind, reply) = oracle.check_message(*way, &payload);
                 let index = usize::from(header.slot.0);
                 if header.seq != self.seqs[index] {
-                    // A copy that came behind the request after it.
+                    // A copy that was answered after the slot's next request was sent.
                     let known = [None, Some(Status::BadSequence)].contains(&header.result.err());
                     assert!(header.seq < self.seqs[index] && known, "{header:?}");
                     continue;
@@ -163,7 +163,7 @@ impl Repeater {
                         offset
                     }
                     (Kind::Make, Some(Reply::Attr(_))) => 0,
-                    // Others may have filled the disk: nothing is done, and each copy is told so or tried again.
+                    // Hostile peers may have filled the disk: nothing is done, and each copy is answered so or tried again.
                     (_, None) if header.result == Err(Status::NoSpace) => u64::MAX,
                     other => panic!("{header:?}: {other:?}"),
                 };
@@ -176,7 +176,7 @@ impl Repeater {
         self.wires.retain(|(wire, _)| !wire.is_over);
     }
 
-    /// Asks until everything is answered, says good-bye, and looks at what was done.
+    /// Sends requests again until each has an answer, detaches, and checks what was done.
     pub fn finish(mut self, site: &Site, dice: &Dice, oracle: &mut Oracle) {
         self.wires.clear();
         self.connect(oracle);
@@ -239,8 +239,8 @@ fn check(site: &Site, all: &[Said]) {
     assert_eq!(names, expected, "names that were made");
 }
 
-/// Ends the session of a secret, if this user may; whether it did. Whoever used it has no slot free, perhaps: a fresh one takes any
-/// number.
+/// Ends the session of a secret, if this user may; returns whether it did. Tries all slots: the session's earlier client may have used some of them,
+/// and a slot that was never used takes any number.
 pub fn detach(
     path: &std::path::Path,
     uid: u32,

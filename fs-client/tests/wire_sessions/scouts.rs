@@ -1,5 +1,5 @@
-//! What hostile users know of files before anybody keeps them out: numbers that each of them looked up while he might. A number
-//! stays good for who has it, so all that keeps him from such a file is what its mode and his filekeys give him.
+//! Inode numbers that the hostile users learn before files are closed to them. A number stays valid for the user who looked it up, so from then on
+//! only the file's mode and the user's filekeys keep that user from the file.
 
 use crate::asking::Asking;
 use crate::dice::Dice;
@@ -9,10 +9,10 @@ use crate::site::{STRANGERS, Site};
 use crate::victim::look_up;
 use cuttlefs_common::rpc::{Request, SessionSecret};
 
-/// In the root, and in `closed`.
+/// Names in the root. `secret` in `closed` is looked up too.
 const NAMES: [&[u8]; 6] = [b"inbox", b"notice", b"shut", b"victim", b"open", b"closed"];
 
-/// Looks everything up as each of them.
+/// Looks up every name as each hostile user; returns the numbers by user.
 pub fn learn(site: &Site, dice: &Dice) -> Notable {
     let learn_as = |uid| {
         let mut oracle = Oracle::new(Vec::new());

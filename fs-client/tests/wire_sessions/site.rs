@@ -1,4 +1,4 @@
-//! A server, what is planted in it, and what it holds for its peers.
+//! A server, the files that are planted in it, and a count of everything that it holds for its peers.
 
 use crate::dice::Dice;
 use crate::grammar::Notable;
@@ -20,21 +20,21 @@ use cuttlefs_server::serve::RunningServer;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// Whose file `victim` is.
+/// The owner of the file `victim`.
 pub const VICTIM: u32 = 61_101;
-/// Whose directory `once` is.
+/// The owner of the directory `once`.
 pub const REPEATER: u32 = 61_102;
-/// The hostile ones.
+/// The users of the hostile peers.
 pub const STRANGERS: [u32; 2] = [61_111, 61_112];
-/// Bytes of the planted files.
+/// The length of each planted file.
 pub const PLANTED_LEN: usize = 256 << 10;
-/// What `notice` holds.
+/// The repeated contents of `notice`.
 const NOTICE: [u8; 16] = *b"for all to read.";
-/// Root, over `shm`.
+/// The caller of root's client, over `shm`.
 pub const ROOT: Caller = Caller::new(0, 0, TraceId(1));
 pub const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 
-/// What a server holds for its peers, and a process for a server.
+/// What the server holds for its peers: counts that must be as before when the hostile peers have gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     pub used: [usize; 4],
@@ -54,11 +54,11 @@ pub struct Site {
     directory: tempfile::TempDir,
     running: Option<RunningServer>,
     pub root: Option<RemoteVolume>,
-    /// Of root's files.
+    /// The mark in root's files.
     pub root_mark: [u8; 16],
-    /// Of the victim's.
+    /// The mark in the victim's file.
     pub victim_mark: [u8; 16],
-    /// What the hostile ones learned while more was allowed to them.
+    /// The inode numbers that the hostile users learned before files were closed to them.
     pub notable: Notable,
 }
 
@@ -78,7 +78,7 @@ impl Site {
             durable_answers,
         };
         let running = serving::serve(&dir, with).expect("start");
-        // One lane for calls: more of them would come when they are wanted, and be no leak.
+        // One lane for calls: a lane that is added when it is needed would look like a leak.
         let root = serving::connect(&own, "honest", 1, true);
         let (root_mark, victim_mark) = (dice.array(), dice.array());
         let notable = Notable::default();
@@ -111,16 +111,16 @@ impl Site {
             attr.ino
         };
         directory(b"open", 0o777, 0);
-        // It is closed when they have been there.
+        // The directory is closed after the hostile users have looked into it.
         let closed = directory(b"closed", 0o755, 0);
         directory(b"once", 0o700, REPEATER);
         directory(b"honest", 0o700, 0);
         file(closed, b"secret", self.root_mark, 0);
-        // A name that nobody else is to read.
+        // A file whose name other users must not read.
         root.make(&ROOT, closed, &self.root_mark.map(|byte| byte | 0x80), NewNode::File, 0o644)
             .expect("make");
         file(InodeNo::ROOT, b"shut", self.root_mark, 0);
-        // Everybody may write the one, and read the other.
+        // Everybody may write to `inbox` and read `notice`.
         for (name, mark, mode) in [(&b"inbox"[..], self.root_mark, 0o622), (b"notice", NOTICE, 0o644)] {
             let ino = file(InodeNo::ROOT, name, mark, 0);
             let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
@@ -129,7 +129,7 @@ impl Site {
         file(InodeNo::ROOT, b"victim", self.victim_mark, VICTIM);
     }
 
-    /// Nobody else may search it any more.
+    /// From now on only root may search the directory `closed`.
     fn close(&self) {
         let root = self.root();
         let closed = root.lookup(&ROOT, InodeNo::ROOT, b"closed").expect("lookup").ino;
@@ -137,7 +137,7 @@ impl Site {
         root.set_attr(&ROOT, closed, set).expect("mode");
     }
 
-    /// What hostile peers must not be sent: bytes of files, a name, and what others left in memory that is lent to them.
+    /// What hostile peers must not be sent: bytes of files, a name, and earlier contents of memory that the server lends to them.
     pub fn marks(&self) -> Vec<[u8; 16]> {
         vec![self.root_mark, self.victim_mark, self.root_mark.map(|byte| byte | 0x80), STALE]
     }
@@ -154,7 +154,7 @@ impl Site {
         self.directory.path().join("unix")
     }
 
-    /// Root reads what others may not read, or not write, and writes it anew, through the memory that others' bytes go through.
+    /// Root reads the files that others may not read, or not write, and writes them anew, through the memory through which others' bytes go.
     pub fn read_secrets(&self) {
         let root = self.root();
         let closed = root.lookup(&ROOT, InodeNo::ROOT, b"closed").expect("lookup").ino;
@@ -171,7 +171,7 @@ impl Site {
             let found = read(root, handle, PLANTED_LEN).expect("read");
             assert!(is_others || found == bytes, "{:?} has changed", String::from_utf8_lossy(name));
             match root.write(&ROOT, handle, 0, &bytes) {
-                // It may have been punched, and the disk filled.
+                // Hostile peers may have punched it and filled the disk.
                 Err(FsError::Server(Status::NoSpace)) if is_others => {}
                 written => assert_eq!(written, Ok(PLANTED_LEN as u32)),
             }
@@ -179,7 +179,7 @@ impl Site {
         }
     }
 
-    /// As it was in the beginning, whatever was written, cut and punched.
+    /// Gives `inbox` its first contents back, whatever was written, cut and punched.
     pub fn restore_inbox(&self) {
         let root = self.root();
         let ino = root.lookup(&ROOT, InodeNo::ROOT, b"inbox").expect("lookup").ino;
@@ -191,7 +191,7 @@ impl Site {
         root.release(handle);
     }
 
-    /// Removes all there is in a directory.
+    /// Removes everything in a directory.
     pub fn clear(&self, name: &[u8]) {
         let ino = self.root().lookup(&ROOT, InodeNo::ROOT, name).expect("lookup").ino;
         self.clear_directory(ino);
@@ -212,7 +212,7 @@ impl Site {
                 self.clear_directory(ino);
                 root.rmdir(&ROOT, directory, &name).expect("rmdir");
             } else {
-                // Marks of files keep them from being unlinked.
+                // Chattr marks keep a file from being unlinked.
                 if kind == FileKind::File {
                     root.set_attr(&ROOT, ino, marks).expect("marks");
                 }
@@ -254,12 +254,12 @@ pub fn read(volume: &RemoteVolume, handle: Handle, len: usize) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-/// Descriptors that this process has open.
+/// The number of descriptors that this process has open.
 pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
-/// Bytes that this process has resident.
+/// The number of bytes of this process that are resident.
 pub fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
     let pages: usize = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("pages");

@@ -1,5 +1,5 @@
-//! A user that keeps the rules, byte by byte, and has something to lose: a file with a lock on it, in a session whose numbers
-//! everybody is told. Only its secret is its own.
+//! A user that keeps the rules, whose wire messages the test writes itself. It has something to lose: a file with a lock on it, in a session whose
+//! numbers all hostile peers know. Only its secret is its own.
 
 use crate::asking::Asking;
 use crate::dice::Dice;
@@ -16,11 +16,11 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 use std::path::PathBuf;
 
-/// Of its two sessions.
+/// The number of files that its two sessions have open.
 pub const OPEN_FILES: usize = 2;
 const PAGE: usize = 4096;
 const PAGES: usize = PLANTED_LEN / PAGE;
-/// Small numbers are the first that others try.
+/// The lock of the victim. Its owner is a small number, because others try small numbers first.
 const LOCK: Lock = Lock {
     space: LockSpace::Whole,
     owner: LockOwner(1),
@@ -36,7 +36,7 @@ pub struct Victim {
     session: u64,
     magic: MagicPattern,
     opened: Opened,
-    /// Another session of the same user, which looks at the lock.
+    /// Another session of the same user, which tests the lock.
     witness: Asking,
     witness_secret: SessionSecret,
     witness_session: u64,
@@ -108,7 +108,7 @@ impl Victim {
         }
     }
 
-    /// An episode begins: its model knows of these sessions, its peers of their numbers.
+    /// Begins an episode: the episode's model learns these sessions, and the hostile peers learn their numbers.
     pub fn meet(&mut self, oracle: &mut Oracle, dice: &Dice, known: &mut Known) {
         oracle.note_session(self.session, VICTIM, self.secret);
         oracle.note_session(self.witness_session, VICTIM, self.witness_secret);
@@ -118,7 +118,7 @@ impl Victim {
         known.learn_opened(dice, &self.witness_opened);
     }
 
-    /// What others may try to join with: the secret itself, for who is not its user, and what is nearly it.
+    /// Secrets with which others may try to join: the secret itself, from another user; the secret with a bit changed; the client id.
     pub fn secrets(&self, dice: &Dice) -> [SessionSecret; 3] {
         let mut nearly = self.secret;
         nearly.0[dice.below(16)] ^= 1 << dice.below(8);
@@ -140,7 +140,7 @@ impl Victim {
         self.trace
     }
 
-    /// Does something, and finds everything as it left it.
+    /// Does one operation, and checks that the session's data are unchanged.
     pub fn step(&mut self, dice: &Dice, oracle: &mut Oracle) {
         let (trace, slot) = (self.trace(), dice.below(8) as u16);
         let page = dice.below(PAGES);
@@ -180,7 +180,7 @@ impl Victim {
                 let mut more = Asking::connect(&self.path, VICTIM, oracle);
                 let attached = more.attach(self.secret, trace, oracle).expect("its own session");
                 assert_eq!(attached.session, self.session, "the session has ended");
-                // Nor has the same user without the secret any part in it.
+                // The same user cannot join without the secret either.
                 let [_, nearly, _] = self.secrets(dice);
                 let mut other = Asking::connect(&self.path, VICTIM, oracle);
                 let trace = self.trace();
@@ -190,7 +190,7 @@ impl Victim {
                         let trace = self.trace();
                         other.ask(0, trace, &Request::Detach, oracle, |_| ()).expect("it goes again");
                     }
-                    // One of the others draws the same, and was first.
+                    // A hostile peer may have drawn the same secret and come first.
                     Err(status) => assert_eq!(status, Status::Denied),
                 }
             }
@@ -235,7 +235,7 @@ impl Victim {
         );
     }
 
-    /// All of it, once the others are gone.
+    /// Checks all pages and the lock, after the hostile peers have gone.
     pub fn check(&mut self, dice: &Dice, oracle: &mut Oracle) {
         (0..PAGES).for_each(|page| self.check_page(dice, oracle, page));
         self.check_lock(oracle);

@@ -1,4 +1,4 @@
-//! A connection to a server's socket that says whatever it is told to. It never waits: what does not go out now goes out later.
+//! A connection to a server's socket that sends any bytes. It never waits: bytes that cannot be sent now are sent later.
 
 use cuttlefs_common::rdma::soft::tcp::packet::{
     PACKET_HEADER_LEN, PacketHeader, PacketKind, build, hello_payload, verify,
@@ -8,9 +8,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// What a peer that the server does not read may have on its way before it gives up.
+/// The most unsent bytes that a peer collects, while the server does not read, before it gives up.
 const OUTGOING_MAX: usize = 4 << 20;
-/// Bytes taken at a time.
+/// A pump stops reading when it has so many bytes.
 const TAKEN_MAX: usize = 4 << 20;
 
 /// A user's connection.
@@ -20,12 +20,12 @@ pub struct Wire {
     sequence: u64,
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
-    /// Nothing comes any more.
+    /// Nothing more is received.
     pub is_over: bool,
 }
 
 impl Wire {
-    /// Connects as this user: credentials are those of the thread that connects.
+    /// Connects as this user. A thread connects, because the server sees the credentials of the thread that connects.
     pub fn connect(path: &Path, uid: u32) -> Self {
         let path = path.to_owned();
         let connecting = std::thread::spawn(move || {
@@ -45,19 +45,19 @@ impl Wire {
         self.put_bytes(&build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload()));
     }
 
-    /// A request with the next sequence number.
+    /// Sends a packet with the connection's next sequence number.
     pub fn put(&mut self, header: PacketHeader, payload: &[u8]) {
         self.sequence += 1;
         self.put_bytes(&build(PacketHeader { sequence: self.sequence, ..header }, payload));
     }
 
-    /// A packet as it is.
+    /// Sends these bytes as they are.
     pub fn put_bytes(&mut self, bytes: &[u8]) {
         self.outgoing.extend_from_slice(bytes);
         self.flush();
     }
 
-    /// Says that nothing more will come from here, and goes on listening.
+    /// Closes the sending direction and goes on receiving.
     pub fn half_close(&mut self) {
         self.is_over |= self.stream.shutdown(std::net::Shutdown::Write).is_err();
     }
@@ -68,17 +68,17 @@ impl Wire {
                 Ok(written) => drop(self.outgoing.drain(..written)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // What the server said before it closed may still be there.
+                // The socket may still hold what the server sent before it closed, so go on reading.
                 Err(_) => self.outgoing.clear(),
             }
         }
         self.is_over |= self.outgoing.len() > OUTGOING_MAX;
     }
 
-    /// Moves what can be moved. Gives the packets that came.
+    /// Sends and receives what is possible without waiting. Returns the packets that were received.
     ///
     /// # Panics
-    /// The server sends what is no packet.
+    /// The server sent something that is no packet.
     pub fn pump(&mut self) -> Vec<(PacketHeader, Vec<u8>)> {
         self.flush();
         let mut buffer = [0; 64 << 10];

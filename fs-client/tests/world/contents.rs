@@ -1,10 +1,10 @@
-//! What files of tests have in them.
+//! Helpers for the contents of files in tests.
 
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, Volume};
 use cuttlefs_common::ids::TraceId;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 
-/// Who calls.
+/// The caller of all requests: root.
 pub const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 
 pub fn read(volume: &impl Volume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {

@@ -1,9 +1,8 @@
-//! A whole world in one thread: one server (in-memory store, simulated disk) and clients over the simulated link.
-//! Everything follows from one seed.
+//! A whole world in one thread: one server (in-memory store, simulated disk) and clients over the simulated link. Everything follows from one seed.
 //!
-//! What the server does to its world is counted (`Life`: disk, metadata, messages), so that it can be told to die
-//! with any of these, also while it starts (`World::crash_after`). What is left is what a killed process or a lost
-//! power supply leaves. Whoever waits for it meanwhile finds the next server.
+//! `Life` counts what the server does to its world (disk, metadata, messages), so the server can be told to die at any of these events, also while it
+//! starts (`World::crash_after`). Afterwards the store and the disk hold what a killed process or a power loss leaves. A client that waits for the
+//! dead server finds the next one.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -42,20 +41,20 @@ pub struct WorldConfig {
     pub translation: Translation,
     pub pool_pages: u64,
     pub frames: u64,
-    /// The disk does its work late and in any order.
+    /// Whether the disk does its work late and in any order.
     pub deferred: bool,
-    /// Every answer is durable.
+    /// Whether every answer is durable.
     pub durable_answers: bool,
-    /// Time passes while requests run.
+    /// Whether time passes while requests run.
     pub restless: bool,
-    /// What copies of unsynced changes take at most, of each client.
+    /// The bound of each client's copies of unsynced changes.
     pub unsynced_bytes: usize,
-    /// What is wrong with it.
+    /// A fault in the server that the checks must find.
     pub lie: Option<Lie>,
 }
 
 impl WorldConfig {
-    /// A small world with nothing wrong.
+    /// A small world without a fault.
     pub const fn new(seed: u64, translation: Translation, pool_pages: u64, frames: u64) -> Self {
         let (deferred, durable_answers, restless, lie) = (false, false, false, None);
         let unsynced_bytes = UNSYNCED_BYTES_LEAST;
@@ -73,60 +72,60 @@ impl WorldConfig {
     }
 }
 
-/// What clients' copies take at most: in some worlds so little that they wait for room all the time.
+/// The bound of a client's copies: in a third of the worlds so low that clients wait for room all the time.
 pub fn unsynced_bytes(seed: u64) -> usize {
     if (seed / 4).is_multiple_of(3) { 16 << 10 } else { UNSYNCED_BYTES_LEAST }
 }
 
-/// In which moment of its work a server dies.
+/// How a server dies at a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
     /// At once.
     Sudden,
-    /// When it has written back what it did last.
+    /// After it has written back its last changes.
     WrittenBack,
-    /// At once, and the machine with it.
+    /// At once, by a power loss of the machine.
     PowerLost,
 }
 
-/// A crash that is to come.
+/// A crash that is scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// With which event.
+    /// The event at which the server dies.
     pub end: End,
-    /// Of the machine, and not of the process only.
+    /// Whether the machine loses power, or only the process dies.
     pub power: bool,
 }
 
-/// A part of a server that says a thing is durable which is not: what the checks must find.
+/// A part of the server that falsely says that something is durable. The checks must find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
     /// The data disk's syncs do nothing.
     DiskSync,
-    /// A store's.
+    /// A sync of the metadata's store.
     Store(StoreLie),
 }
 
-/// One step in so many does the disk's work first, where it is late.
+/// In worlds whose disk works late, the disk goes before the other parts in one step of this many.
 const DISK_FIRST_ONE_IN: u64 = 3;
-/// In restless worlds time moves with one step in so many, by `LEAP_MS` at most: timers fire in the midst of requests.
+/// In restless worlds time moves in one step of this many, by `LEAP_MS` at most, so that timers fire in the midst of requests.
 const LEAP_ONE_IN: u64 = 40;
 const LEAP_MS: u64 = 400;
 
-/// Steps of a world while clients wait. The longest walks in good weather have some 6,000; where one message in six is lost,
-/// ten times as many and more.
+/// The most steps of a world while clients wait. The longest walks take some 6,000 steps; where one message in six is lost, ten times as many and
+/// more.
 const MOST_STEPS: u64 = 2_000_000;
-/// What happens in the midst of a client's call.
+/// An action in the midst of a client's call.
 struct Meanwhile {
-    /// When the server is so.
+    /// When to act, by the state of the server.
     is_time: Box<dyn Fn(&Server) -> bool>,
     act: Box<Act>,
 }
 
-/// It is given what lets time pass. Says whether the server dies behind it.
+/// The action. It is given a function that lets time pass, and says whether the server dies after it, and how.
 type Act = dyn FnOnce(&dyn Fn(Duration)) -> Option<Death>;
 
-/// Tries to mount.
+/// How often a client tries to connect.
 const CONNECT_TRIES: usize = 20;
 
 /// How long a client may be silent in a world.
@@ -146,45 +145,46 @@ struct Inner {
     disk: SimDisk,
     server: RefCell<Option<OneThreadServer>>,
     export: RefCell<ExportRule>,
-    /// The server dies with the next cut, and another one starts.
+    /// The server dies at the next cut in this way, and another one starts.
     dies_at_cut: Cell<Option<Death>>,
     has_died: Cell<bool>,
     life: Life,
-    /// How it ends when its life does.
+    /// Whether the server's end is a power loss.
     power: Cell<bool>,
-    /// When the next one ends, counted from its start.
+    /// The crash of the next server, counted from its start.
     next_crash: Cell<Option<Crash>>,
-    /// The world ends with the next crash.
+    /// Whether the world ends with the next crash.
     ends: Cell<bool>,
-    /// Time stands where nothing moves.
+    /// Whether time stands still while nothing else moves.
     time_is_held: Cell<bool>,
-    /// Steps while clients wait.
+    /// Steps so far while clients wait.
     steps: Cell<u64>,
-    /// What servers died with, for people.
+    /// The deaths of servers, for the output of a failed test: number of the event, its kind, whether power was lost.
     deaths: RefCell<Vec<(u64, Event, bool)>>,
-    /// Clients that come back to a new server by themselves, as those with a thread of their own do.
+    /// Clients that come back to a new server without a call, as clients with a control thread do.
     bystanders: RefCell<Vec<Weak<Session>>>,
-    /// Which of them somebody calls.
+    /// The index in `bystanders` of the client that is called.
     speaking: Cell<usize>,
-    /// The epoch of the server that the others have come back to last.
+    /// The epoch of the last server that the bystanders came back to.
     came_back_to: Cell<Option<u64>>,
     coming_back: Cell<bool>,
-    /// What comes first is in front.
+    /// Actions to come, the next one in front.
     meanwhile: RefCell<VecDeque<Meanwhile>>,
-    /// What happens when the next server has followed a dead one, before anybody who waited for that one asks it.
+    /// Runs when a new server has followed a dead one, before the client that waited for the dead one asks again.
     behind_death: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
-/// What unwinds out of clients' calls when everything lost power, clients included.
+/// The payload with which clients' calls unwind when everything lost power, clients included.
 #[derive(Debug)]
 pub struct TheEnd;
 
-fn endpoint() -> Endpoint {
+/// Where the server listens.
+pub fn endpoint() -> Endpoint {
     "shm:///sim".parse().expect("an endpoint")
 }
 
 impl World {
-    /// A formatted pool and a server on it.
+    /// Formats a pool and starts a server on it.
     pub fn new(config: WorldConfig) -> Self {
         let clock = Arc::new(ManualClock::default());
         let random = Arc::new(SeededRandom::new(config.seed));
@@ -247,23 +247,23 @@ impl World {
         self.inner.set_pump();
     }
 
-    /// While one of these clients waits for the end of a grace period, the others come back for their files.
+    /// Sets the bystanders: while one of these clients waits for the end of a grace period, the others come back for their files.
     pub fn set_bystanders<'c>(&self, clients: impl IntoIterator<Item = &'c RemoteVolume>) {
         *self.inner.bystanders.borrow_mut() =
             clients.into_iter().map(|client| Arc::downgrade(client.session())).collect();
     }
 
-    /// From now on it is this one of them that is called.
+    /// From now on the client with this index among the bystanders is the one that is called.
     pub fn speaks(&self, index: usize) {
         self.inner.speaking.set(index);
     }
 
-    /// Starts the server, again if it was stopped or killed.
+    /// Starts the server, for the first time or after a stop or a kill.
     pub fn start(&self) {
         self.inner.start();
     }
 
-    /// What the next server exports.
+    /// Sets the export rule of the next server.
     pub fn set_export(&self, export: ExportRule) {
         *self.inner.export.borrow_mut() = export;
     }
@@ -273,17 +273,17 @@ impl World {
         self.inner.kill();
     }
 
-    /// Power loss: the server is gone, and of what was not synced any part.
+    /// Simulates a power loss: ends the server, and keeps a random part of what was not synced.
     pub fn lose_power(&self) {
         self.inner.lose_power();
     }
 
-    /// Kills the server when the next of this kind is lost, and starts it again: what it did then, nobody was told.
+    /// Kills the server when the next message of this kind is lost, and starts another. No client hears what the server did for that message.
     pub fn kill_at(&self, cut: Cut, death: Death) {
         self.kill_after(cut, 0, death);
     }
 
-    /// Does this in the midst of the call that is under way when the server is so; what was said before comes first.
+    /// Runs `act` in the midst of the call that is under way when `is_time` first holds of the server. Actions run in the order of these calls.
     pub fn meanwhile(
         &self,
         is_time: impl Fn(&Server) -> bool + 'static,
@@ -293,37 +293,37 @@ impl World {
         self.inner.meanwhile.borrow_mut().push_back(meanwhile);
     }
 
-    /// Whether all of that was done.
+    /// Whether every action given to `meanwhile` was run.
     pub fn has_acted(&self) -> bool {
         self.inner.meanwhile.borrow().is_empty()
     }
 
-    /// The same, after `pass` more of this kind got through.
+    /// As `kill_at`, but `pass` messages of this kind get through first.
     pub fn kill_after(&self, cut: Cut, pass: u32, death: Death) {
         self.inner.network.cut_after(cut, pass);
         self.inner.dies_at_cut.set(Some(death));
     }
 
-    /// When the server dies while a client waits for it, and the next one has started, `others` do this; then that client asks
-    /// again. They are clients that wait for nothing.
+    /// Runs `others` after the next death of the server during a client's call, once a new server has started and before that client asks again.
+    /// `others` must use clients that wait for nothing.
     pub fn behind_death(&self, others: impl FnOnce() + 'static) {
         *self.inner.behind_death.borrow_mut() = Some(Box::new(others));
     }
 
-    /// The server dies with an event to come; the one that starts then with a later one, if `again` says so.
+    /// The server dies at a later event, `crash`. The server after it dies too, at the event `again`, if that is given.
     pub fn crash_after(&self, crash: Crash, again: Option<Crash>) {
         self.inner.life.end(Some(crash.end));
         self.inner.power.set(crash.power);
         self.inner.next_crash.set(again);
     }
 
-    /// Everything loses power with an event to come, clients included: their calls unwind with `TheEnd`.
+    /// Everything loses power at a later event, clients included: their calls unwind with `TheEnd`.
     pub fn end_after(&self, end: End) {
         self.crash_after(Crash { end, power: true }, None);
         self.inner.ends.set(true);
     }
 
-    /// A server on what the end left, or on what it would leave now.
+    /// Starts a server on what the end left. If no end came yet, what a power loss would leave now.
     pub fn begin_again(&self) {
         if self.inner.ends.take() {
             self.calm();
@@ -333,34 +333,34 @@ impl World {
         self.inner.start();
     }
 
-    /// No crash that was to come comes.
+    /// Cancels all scheduled crashes.
     pub fn calm(&self) {
         self.inner.life.end(None);
         self.inner.next_crash.set(None);
     }
 
-    /// A crash that is to come waits until it is not held any more.
+    /// Holds a scheduled crash back until this is called with `false`.
     pub fn hold_crash(&self, held: bool) {
         self.inner.life.spare(held);
     }
 
-    /// Time does not jump to the next timer although nothing else moves: there are clients that have not looked yet.
+    /// Keeps time from jumping to the next timer when nothing else moves, because some clients have not looked yet.
     pub fn hold_time(&self, held: bool) {
         self.inner.time_is_held.set(held);
     }
 
-    /// Whether a crash is to come.
+    /// Whether a crash is scheduled.
     pub fn will_crash(&self) -> bool {
         self.inner.life.will_end()
     }
 
-    /// Events so far and their digest, and what servers died with.
+    /// The number of events so far, their digest, and the deaths of servers.
     pub fn events(&self) -> (u64, u64, Vec<(u64, Event, bool)>) {
         let (events, digest) = self.inner.life.events();
         (events, digest, self.inner.deaths.borrow().clone())
     }
 
-    /// How many servers died.
+    /// The number of servers that died.
     pub fn deaths(&self) -> usize {
         self.inner.deaths.borrow().len()
     }
@@ -375,7 +375,7 @@ impl World {
         &self.inner.disk
     }
 
-    /// What a read of a pool page would give.
+    /// The bytes that a read of a pool page would return.
     pub fn peek(&self, page: u64) -> Vec<u8> {
         self.inner.disk.peek(page)
     }
@@ -385,22 +385,22 @@ impl World {
         self.inner.config.durable_answers
     }
 
-    /// Whether a kill is to come.
+    /// Whether a kill at a cut is scheduled.
     pub fn will_die(&self) -> bool {
         self.inner.dies_at_cut.get().is_some()
     }
 
-    /// Whether a server was killed since this was asked last.
+    /// Whether a server was killed since the last call of this function.
     pub fn has_died(&self) -> bool {
         self.inner.has_died.take()
     }
 
-    /// The same, without forgetting it.
+    /// As `has_died`, without resetting it.
     pub fn is_new(&self) -> bool {
         self.inner.has_died.get()
     }
 
-    /// The network between, to cut connections.
+    /// The simulated network, to cut its connections.
     pub fn network(&self) -> &SimNetwork {
         &self.inner.network
     }
@@ -425,10 +425,10 @@ impl World {
             };
             Session::connect(self.inner.network.device(), options, self.inner.random.as_ref())
         };
-        // A mount that cannot connect fails; in bad weather who mounts tries again.
+        // A mount does not try again, and fails if it cannot connect. Where connections are lost, the one who mounts tries again.
         let session = (1..CONNECT_TRIES).find_map(|_| connect().ok());
         let session = session.unwrap_or_else(|| connect().expect("connect"));
-        // Whoever waits in vain is found by its steps.
+        // A client never gives up by time: `MOST_STEPS` finds those that wait in vain.
         session.set_answer_patience(Duration::from_millis(u64::MAX));
         RemoteVolume::new(session)
     }
@@ -438,7 +438,7 @@ impl World {
         look(self.inner.server.borrow().as_ref().expect("a running server"))
     }
 
-    /// Lets time pass, with all that happens meanwhile.
+    /// Lets time pass, and runs what happens in that time.
     pub fn pass(&self, time: Duration) {
         self.inner.pass(time);
     }
@@ -463,21 +463,21 @@ impl Inner {
         sim::set_pump(move || pumped.step());
     }
 
-    /// Does what is to be done in the midst of a call, if it is time.
+    /// Runs the next action of `meanwhile` if its time has come.
     fn act_meanwhile(self: &Rc<Self>) {
         let is_time = self.meanwhile.borrow().front().is_some_and(|meanwhile| {
             self.server.borrow().as_ref().is_some_and(|server| (meanwhile.is_time)(server.server()))
         });
         let next = if is_time { self.meanwhile.borrow_mut().pop_front() } else { None };
         let Some(meanwhile) = next else { return };
-        // As for those who come back: the pump is taken out while it runs this.
+        // This runs inside the pump, which is taken out meanwhile; the action needs one, as in `others_come_back`.
         self.set_pump();
         if let Some(death) = (meanwhile.act)(&|time| self.pass(time)) {
             self.dies_at_cut.set(Some(death));
         }
     }
 
-    /// Nothing moves and a grace period lasts: clients that nobody calls come back, once to each server.
+    /// Called when nothing moves. In a grace period the clients that are not being called come back, once to each server.
     fn others_come_back(self: &Rc<Self>) -> bool {
         let new = self.server.borrow().as_ref().and_then(|server| {
             let server = server.server();
@@ -487,7 +487,7 @@ impl Inner {
         let Some(epoch) = new.filter(|_| !self.coming_back.get()) else { return false };
         self.came_back_to.set(Some(epoch));
         self.coming_back.set(true);
-        // The pump is taken out while it runs this; they need one of their own.
+        // This runs inside the pump, which is taken out meanwhile; the calls below need one.
         self.set_pump();
         let sessions = self.bystanders.borrow().clone();
         let others = sessions.iter().enumerate().filter(|(index, _)| *index != self.speaking.get());
@@ -498,17 +498,17 @@ impl Inner {
         true
     }
 
-    /// Others are faster than whoever waits for the dead server.
+    /// Runs `behind_death`: other clients reach the new server before the client that waited for the dead one.
     fn others_go_ahead(self: &Rc<Self>) {
         let others = self.behind_death.borrow_mut().take();
         if let Some(others) = others {
-            // As in `others_come_back`.
+            // The pump is taken out, as in `others_come_back`.
             self.set_pump();
             others();
         }
     }
 
-    /// Starts a server; one that dies meanwhile is followed by the next.
+    /// Starts a server. If it dies in its start, starts the next.
     fn start(&self) {
         loop {
             self.life.begin();
@@ -540,7 +540,7 @@ impl Inner {
             hotspots: Hotspots::Pages,
             sampling: Sampling { unit_pages: 256, period_ms: 1000 },
             scrub: ScrubOptions::default(),
-            // One block: sums are read again and again.
+            // One block, so that checksums are read again and again.
             sum_cache_bytes: 4096,
             durable_answers: self.config.durable_answers,
             trust_clients: self.config.translation == Translation::InitiatorByReads,
@@ -562,7 +562,7 @@ impl Inner {
         Ok(server)
     }
 
-    /// The server is gone, and its life with it: what is left of what it did.
+    /// Ends the server after its life is over, and keeps of its work what a kill or a power loss leaves.
     fn leave(&self) {
         drop(self.server.borrow_mut().take());
         if let Some(event) = self.life.last_event() {
@@ -606,7 +606,7 @@ impl Inner {
         }
     }
 
-    /// What follows the end of a life.
+    /// If the server's life is over, ends it and starts the next; says whether it was over. Unwinds if the world ends.
     fn bury(&self) -> bool {
         let over = self.life.is_over();
         if over {
@@ -620,7 +620,7 @@ impl Inner {
         over
     }
 
-    /// Something of the server's or the disk's, if there is anything to do.
+    /// Does one step of the server or the disk. Returns false if there is nothing to do.
     fn move_on(&self) -> bool {
         let server = self.server.borrow();
         let Some(server) = server.as_ref() else { return false };
@@ -636,7 +636,7 @@ impl Inner {
         {
             self.has_died.set(true);
             if death == Death::WrittenBack {
-                // No client runs meanwhile, so nobody asks the dying server again.
+                // No client runs meanwhile, so no client asks the dying server again.
                 self.pass(2 * WRITE_BACK_INTERVAL);
             }
             match death {
@@ -655,7 +655,7 @@ impl Inner {
             self.clock.advance(Duration::from_millis(self.random.next_u64() % LEAP_MS));
         }
         if self.move_on() {
-            // Before anybody hears of what the server did.
+            // Before a client hears of what the server did.
             self.act_meanwhile();
             return true;
         }
@@ -665,7 +665,7 @@ impl Inner {
         if self.time_is_held.get() {
             return false;
         }
-        // Nothing moves: time does.
+        // Nothing else moves, so time jumps to the next timer.
         let server = self.server.borrow();
         let Some(server) = server.as_ref() else { return false };
         if let Some(deadline) = server.next_deadline() {

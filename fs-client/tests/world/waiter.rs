@@ -1,9 +1,9 @@
-//! Who asks for a lock, and hears of it later.
+//! A client's request for a lock, and its answer, which may come later.
 
 use cuttlefs_client::file::volume::{FsError, GrantedLock, LockWaiter};
 use parking_lot::Mutex;
 
-/// Somebody who asked for a lock.
+/// The waiter of one lock request: it keeps the answer for the test to look at.
 #[derive(Default)]
 pub struct Waiter(Mutex<Option<Answer>>);
 
@@ -27,12 +27,12 @@ impl LockWaiter for Waiter {
 }
 
 impl Waiter {
-    /// The answer, once there is one.
+    /// The answer, or `None` while the lock is waited for.
     pub fn answer(&self) -> Option<Result<(), FsError>> {
         self.0.lock().as_ref().map(|answer| answer.result.clone())
     }
 
-    /// Whether what its mount has of the file was said to be stale.
+    /// Whether the answer said that the mount's cached data of the file is stale.
     pub fn was_stale(&self) -> bool {
         self.0.lock().as_ref().is_some_and(|answer| answer.was_stale)
     }

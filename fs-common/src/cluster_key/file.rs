@@ -6,11 +6,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How a key file is made.
+/// The mode of a new key file.
 pub const KEY_FILE_MODE: u32 = 0o600;
-/// What the mode of one that is read must not have: whatever group and others may do.
+/// The mode bits that a key file must not have: all rights of group and others.
 const OTHERS: u32 = 0o077;
-/// Longest file that can be one.
+/// Longest file that may hold a key.
 const FILE_MAX_BYTES: u64 = 4096;
 
 /// Why a key file cannot be used.
@@ -43,12 +43,12 @@ pub enum KeyFileError {
         /// Its mode.
         mode: u32,
     },
-    /// Somebody else's file.
+    /// It belongs to somebody else.
     #[error("the key file {path} belongs to user {owner}; it must be yours or root's")]
     Owner {
         /// The file.
         path: PathBuf,
-        /// Whose.
+        /// Its owner.
         owner: u32,
     },
     /// It holds no key.
@@ -83,13 +83,13 @@ impl ClusterKey {
     /// [`KeyFileError`].
     pub fn read_file(path: &Path) -> Result<Self, KeyFileError> {
         let failed = |source| KeyFileError::Read { path: path.to_owned(), source };
-        // What is asked is the opened file, whatever the path names by then. A fifo must not keep us waiting.
+        // The opened file is checked, since the path may name another one by then. Opening a fifo must not block.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         if !found.is_file() {
             return Err(failed(io::Error::other("it is no regular file")));
         }
-        // First: of what is no key nobody is to change the mode.
+        // The text is parsed first: the user is not told to change the mode of a file that is no key.
         let mut text = String::new();
         file.take(FILE_MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
         let key = Self::parse(&text).map_err(|source| KeyFileError::Key { path: path.to_owned(), source })?;

@@ -4,7 +4,7 @@
 //! sides derive key pairs from it, and prove with a TLS handshake (`rdma::soft::tcp`) that they have it. A server may have
 //! several, so that clients have identities: it tells them apart by the name in its own copy of the key.
 //!
-//! One line of text, so that it can be looked at and copied:
+//! A key is one line of text, so that people can read and copy it:
 //!
 //! | field    | bytes   | meaning |
 //! |----------|--------:|---------|
@@ -13,7 +13,7 @@
 //! | secret   | 64      | 32 bytes in hexadecimal |
 //! | checksum | 8       | CRC32C of the text before it and its blank, in hexadecimal |
 //!
-//! with one blank between fields and a newline behind. `file` reads and makes it.
+//! with one blank between fields and a newline at the end. `file` reads and makes such files.
 //!
 //! # Derived secrets (HKDF-SHA256, RFC 5869)
 //! A seed of an Ed25519 key pair for clients and one for servers, so that a handshake that is reflected to its sender proves
@@ -30,7 +30,7 @@ use ring::hkdf;
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes of a key's secret, and of what is derived of it.
+/// Bytes of a key's secret, and of each secret derived from it.
 const SECRET_LEN: usize = 32;
 /// Longest name.
 pub const KEY_NAME_MAX: usize = 64;
@@ -40,12 +40,12 @@ const FORMAT: &str = "cuttlefs-key-1";
 const SALT: &[u8] = b"cuttlefs cluster key 1";
 const FINGERPRINT_LEN: usize = 16;
 
-/// What a key is derived into.
+/// The side of a connection that a derived key pair belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Who connects.
+    /// The side that connects.
     Client,
-    /// Who is connected to.
+    /// The side that listens.
     Server,
 }
 
@@ -65,24 +65,24 @@ pub struct ClusterKey {
     secret: [u8; SECRET_LEN],
 }
 
-/// Why text is no key. None of them repeats the text: it may be nearly one.
+/// Why a text is no key. No variant repeats the text, since it may be nearly a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// It does not look like one at all.
+    /// It does not look like a key at all.
     #[error("it holds no cluster key; `cuttlefsd key new FILE` makes one")]
     Format,
-    /// The name cannot be.
+    /// The name is not allowed.
     #[error("a key's name has 1 to {KEY_NAME_MAX} letters, digits, `.`, `_` and `-`")]
     Name,
-    /// It was changed on its way.
+    /// The text was damaged.
     #[error("the key in it is damaged; copy the file again")]
     Damaged,
-    /// Two keys cannot be told apart.
+    /// Two keys have one name or one secret.
     #[error(
         "two keys have the same name, or are the same; make each with a name of its own: `cuttlefsd key new --name NAME FILE`"
     )]
     Twice,
-    /// No key at all, or more than are taken.
+    /// No key at all, or more than `KEYS_MAX`.
     #[error("a server has 1 to {KEYS_MAX} keys")]
     Count,
 }
@@ -91,7 +91,7 @@ impl ClusterKey {
     /// A new key.
     ///
     /// # Errors
-    /// `Name` if it cannot be one.
+    /// `Name` if the name is not allowed.
     pub fn generate(name: &str, random: &dyn Random) -> Result<Self, KeyError> {
         check_name(name)?;
         let mut secret = [0; SECRET_LEN];
@@ -119,19 +119,19 @@ impl ClusterKey {
         Ok(Self { name: name.to_owned(), secret: from_hex(secret).ok_or(KeyError::Format)? })
     }
 
-    /// The text of its file.
+    /// The text of the key's file.
     fn encode(&self) -> String {
         let before = format!("{FORMAT} {} {}", self.name, to_hex(&self.secret));
         let checksum = checksum_of(&before);
         format!("{before} {checksum}\n")
     }
 
-    /// Whose it is.
+    /// The name of the client or group that has it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Names the key itself. Nobody learns the key from it.
+    /// A name for the key itself, which discloses nothing of it.
     pub fn fingerprint(&self) -> String {
         to_hex(&self.fingerprint_bytes())
     }
@@ -141,18 +141,18 @@ impl ClusterKey {
         self.derive(role.label())
     }
 
-    /// What a client's first words are made with.
+    /// The secret behind a client's knock.
     pub(crate) fn knock_secret(&self) -> [u8; SECRET_LEN] {
         self.derive(b"knock")
     }
 
-    /// What who connects over RDMA proves it with, and the server.
+    /// The secret by which both sides prove the key over RDMA.
     #[cfg(feature = "verbs")]
     pub(crate) fn rdma_secret(&self) -> [u8; SECRET_LEN] {
         self.derive(b"rdma")
     }
 
-    /// The first bytes of what [`Self::fingerprint`] tells.
+    /// The first bytes of [`Self::fingerprint`].
     pub(crate) fn fingerprint_bytes(&self) -> [u8; FINGERPRINT_LEN] {
         *self.derive(b"fingerprint").first_chunk().expect("thirty-two bytes")
     }
@@ -174,7 +174,7 @@ impl fmt::Debug for ClusterKey {
     }
 }
 
-/// The keys of one side: a client's one, or a server's.
+/// The keys of one side: the one key of a client, or all of a server's.
 #[derive(Clone, Debug)]
 pub struct ClusterKeys(Vec<Arc<ClusterKey>>);
 
@@ -199,18 +199,18 @@ impl ClusterKeys {
         Ok(Self(keys.into_iter().map(Arc::new).collect()))
     }
 
-    /// The key connections are made with: the first.
+    /// The key with which connections are made: the first.
     pub fn own(&self) -> &Arc<ClusterKey> {
         &self.0[0]
     }
 
-    /// All of them.
+    /// All keys.
     pub fn all(&self) -> &[Arc<ClusterKey>] {
         &self.0
     }
 }
 
-/// Whether a MAC that was said is the right one, in time that does not tell how much of it is.
+/// Whether a MAC is the right one. The time that this takes does not depend on how many bytes are right.
 pub(crate) fn is_same_mac(right: [u8; 16], said: [u8; 16]) -> bool {
     right.iter().zip(said).fold(0, |bits, (right, said)| bits | (right ^ said)) == 0
 }
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(ClusterKey::parse(TEXT.trim_end()), Ok(key()), "an editor may drop the newline");
     }
 
-    /// As another implementation of RFC 5869 says.
+    /// Another implementation of RFC 5869 gave these values.
     #[test]
     fn golden_derivations() {
         assert_eq!(key().fingerprint(), "52f30f0e1fbd89c67368099a2f45938c");

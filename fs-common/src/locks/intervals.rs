@@ -1,4 +1,4 @@
-//! Intervals by the bytes they cover: those that overlap a range are found without a look at the others.
+//! Intervals of bytes: a search for those that overlap a range does not visit the others.
 //!
 //! # How it works
 //! A treap: a binary tree in the order of (first byte, key), a heap in random priorities, which keeps it about as deep as the
@@ -7,7 +7,7 @@
 //! for each tree: a peer that chooses the intervals cannot choose the tree's shape.
 //!
 //! # Cost
-//! A change takes the logarithm of the size, a search that for each interval it finds.
+//! A change takes time in the logarithm of the size; a search takes that for each interval it finds.
 
 use super::LockRange;
 use std::cmp::Ordering;
@@ -21,7 +21,7 @@ struct Node<K, V> {
     key: K,
     value: V,
     priority: u64,
-    /// The last byte of anything from here down.
+    /// The last byte of any interval in the subtree of this node.
     reach: u64,
     left: Link<K, V>,
     right: Link<K, V>,
@@ -38,12 +38,12 @@ impl<K: Ord, V> Node<K, V> {
     }
 }
 
-/// Intervals, each with a key that tells it from others that begin at the same byte.
+/// Intervals, each with a key that distinguishes it from others with the same first byte.
 #[derive(Clone, Debug)]
 pub struct Intervals<K, V> {
     root: Link<K, V>,
     len: usize,
-    /// Of nodes made so far.
+    /// Number of nodes made so far.
     made: u64,
     state: RandomState,
 }
@@ -55,17 +55,17 @@ impl<K, V> Default for Intervals<K, V> {
 }
 
 impl<K: Ord, V> Intervals<K, V> {
-    /// How many there are.
+    /// The number of intervals.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there is no interval.
     pub fn is_empty(&self) -> bool {
         self.root.is_none()
     }
 
-    /// Adds one. None with this first byte and this key is there.
+    /// Adds an interval. There must be none with this first byte and this key.
     pub fn insert(&mut self, range: LockRange, key: K, value: V) {
         self.made += 1;
         let priority = self.state.hash_one(self.made);
@@ -77,14 +77,14 @@ impl<K: Ord, V> Intervals<K, V> {
         self.len += 1;
     }
 
-    /// Takes the one with this first byte and this key out.
+    /// Removes the interval with this first byte and this key.
     pub fn remove(&mut self, first: u64, key: &K) -> Option<V> {
         let removed = remove(&mut self.root, first, key)?;
         self.len -= 1;
         Some(removed.value)
     }
 
-    /// The one with this first byte and this key.
+    /// The interval with this first byte and this key.
     pub fn get(&self, first: u64, key: &K) -> Option<&V> {
         let mut next = self.root.as_deref();
         while let Some(node) = next {
@@ -97,14 +97,14 @@ impl<K: Ord, V> Intervals<K, V> {
         None
     }
 
-    /// Those that overlap a range, in their order.
+    /// The intervals that overlap a range, in order.
     pub fn overlapping(&self, range: LockRange) -> Overlapping<'_, K, V> {
         let mut found = Overlapping { range, path: Vec::new() };
         found.descend(self.root.as_deref());
         found
     }
 
-    /// All of them, in their order.
+    /// All intervals, in order.
     pub fn iter(&self) -> impl Iterator<Item = &V> {
         self.overlapping(LockRange { first: 0, last: u64::MAX })
     }
@@ -113,7 +113,7 @@ impl<K: Ord, V> Intervals<K, V> {
 /// See [`Intervals::overlapping`].
 pub struct Overlapping<'i, K, V> {
     range: LockRange,
-    /// Nodes that come next, each before what is right of it.
+    /// The next nodes to visit; the last one is the first in order.
     path: Vec<&'i Node<K, V>>,
 }
 
@@ -135,7 +135,7 @@ impl<'i, K, V> Iterator for Overlapping<'i, K, V> {
     fn next(&mut self) -> Option<&'i V> {
         while let Some(node) = self.path.pop() {
             if node.range.first > self.range.last {
-                // So does all that comes after it.
+                // All later intervals begin behind the range, too.
                 self.path.clear();
                 return None;
             }
@@ -182,7 +182,7 @@ fn remove<K: Ord, V>(link: &mut Link<K, V>, first: u64, key: &K) -> Link<K, V> {
     removed
 }
 
-/// What comes before (first, key), and what comes after.
+/// Splits a tree into the intervals before (first, key) and the others.
 fn split<K: Ord, V>(link: Link<K, V>, first: u64, key: &K) -> (Link<K, V>, Link<K, V>) {
     let Some(mut top) = link else { return (None, None) };
     if top.order(first, key) == Ordering::Less {
@@ -198,7 +198,7 @@ fn split<K: Ord, V>(link: Link<K, V>, first: u64, key: &K) -> (Link<K, V>, Link<
     }
 }
 
-/// One of two, of which the first comes before the second.
+/// Joins two trees; all of the first comes before all of the second.
 fn join<K: Ord, V>(before: Link<K, V>, after: Link<K, V>) -> Link<K, V> {
     match (before, after) {
         (Some(mut before), Some(after)) if before.priority >= after.priority => {
@@ -223,7 +223,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     thread_local! {
-        /// Nodes that searches of this thread looked at.
+        /// Nodes that this thread's searches have visited.
         pub(super) static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -274,7 +274,7 @@ mod tests {
                 assert_eq!(found, [first]);
             }
             let searches = (2 * MANY).div_ceil(1000) as usize;
-            // The depth of a random tree is some three times the logarithm; a walk over all would be 65,536 each.
+            // The depth of a random tree is some three times the logarithm. Searches through everything would visit 65,536 nodes each.
             assert!(LOOKED_AT.get() < searches * 100, "{} for {searches} searches", LOOKED_AT.get());
         }
     }

@@ -1,5 +1,5 @@
-//! Advisory locks: the locked bytes of a file, and the mode of each lock. Server and client keep the same lists: the server
-//! of all clients' locks, a client of its own, to reclaim them after a restart of the server.
+//! Advisory locks: the locked bytes of a file, and the mode of each lock. Server and client have lists of the same type: the server one of all
+//! clients' locks, a client one of its own, so that it can reclaim them after a restart of the server.
 //!
 //! There are two spaces of locks, which do not see each other, as on Linux's local file systems: ranges of bytes (fcntl(2),
 //! traditional and of open file descriptions) and whole files (flock(2)). A list holds those of one file in one space.
@@ -23,7 +23,7 @@ pub const LOCK_END: u64 = MAX_FILE_SIZE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LockOwner(pub u64);
 
-/// A client's name for one request for a lock, by which it hears how the wait ended.
+/// A client's name for one request for a lock, by which the client is told how the wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WaitId(pub u64);
 
@@ -41,7 +41,7 @@ pub enum LockSpace {
 pub enum LockMode {
     /// Others may hold shared locks.
     Shared,
-    /// Nobody else holds any.
+    /// No other holder has any lock.
     Exclusive,
 }
 
@@ -55,15 +55,15 @@ pub struct LockRange {
 }
 
 impl LockRange {
-    /// Every byte there can be.
+    /// All bytes that a lock can cover.
     pub const WHOLE: Self = Self { first: 0, last: LOCK_END };
 
-    /// Whether it names bytes that there can be.
+    /// Whether the range is not empty, and ends at `LOCK_END` or before.
     pub fn is_valid(&self) -> bool {
         self.first <= self.last && self.last <= LOCK_END
     }
 
-    /// Overlaps, or ends where the other begins. No end is past `LOCK_END`, so adding one does not overflow.
+    /// Whether the two overlap, or one begins where the other ends. Neither ends past `LOCK_END`, so adding one does not overflow.
     #[cfg(test)]
     fn touches(&self, other: &Self) -> bool {
         self.first <= other.last + 1 && other.first <= self.last + 1
@@ -74,16 +74,16 @@ impl LockRange {
     }
 }
 
-/// A lock that is asked for, or held, by somebody within a client.
+/// A lock that somebody in a client holds or asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lock {
-    /// Which kind.
+    /// Its space.
     pub space: LockSpace,
-    /// Who.
+    /// Who holds it or asks for it.
     pub owner: LockOwner,
-    /// Which bytes.
+    /// Its bytes.
     pub range: LockRange,
-    /// How.
+    /// Its mode.
     pub mode: LockMode,
     /// The process that asked, for `F_GETLK`.
     pub pid: u32,
@@ -92,13 +92,13 @@ pub struct Lock {
 /// A lock in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldLock<H> {
-    /// Who.
+    /// Its holder.
     pub holder: H,
-    /// Which bytes.
+    /// Its bytes.
     pub range: LockRange,
-    /// How.
+    /// Its mode.
     pub mode: LockMode,
-    /// The process that asked last for a part of it.
+    /// The process that asked last for a part of the lock.
     pub pid: u32,
 }
 
@@ -115,22 +115,22 @@ impl<H> Default for LockList<H> {
 }
 
 impl<H: Copy + Ord> LockList<H> {
-    /// How many there are.
+    /// The number of locks.
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no lock.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// All of them.
+    /// All locks.
     pub fn iter(&self) -> impl Iterator<Item = &HeldLock<H>> {
         self.held.iter()
     }
 
-    /// Those that keep `holder` from a lock.
+    /// The locks that conflict with one that `holder` asks for.
     pub fn conflicts(
         &self,
         holder: H,
@@ -142,22 +142,22 @@ impl<H: Copy + Ord> LockList<H> {
         })
     }
 
-    /// The holder's own that overlap a range.
+    /// The locks of this holder that overlap a range.
     pub fn own(&self, holder: H, range: LockRange) -> impl Iterator<Item = &HeldLock<H>> {
         self.held.overlapping(range).filter(move |held| held.holder == holder)
     }
 
-    /// Whether `holder` holds all of the range in that very mode.
+    /// Whether `holder` has the whole range locked in exactly this mode.
     pub fn holds(&self, holder: H, range: LockRange, mode: LockMode) -> bool {
         self.own(holder, range).any(|held| held.mode == mode && held.range.contains(&range))
     }
 
-    /// Whether giving the range up would leave a lock of the holder in two parts.
+    /// Whether unlocking the range would split a lock of the holder in two.
     pub fn would_split(&self, holder: H, range: LockRange) -> bool {
         self.own(holder, range).any(|held| held.range.first < range.first && range.last < held.range.last)
     }
 
-    /// Gives the holder's locks on a range up; whether there were any.
+    /// Unlocks a range for a holder; returns whether it had locks there.
     pub fn clear(&mut self, holder: H, range: LockRange) -> bool {
         let given_up: Vec<HeldLock<H>> = self.own(holder, range).copied().collect();
         for held in &given_up {
@@ -172,8 +172,8 @@ impl<H: Copy + Ord> LockList<H> {
         !given_up.is_empty()
     }
 
-    /// Sets a lock that conflicts with none, in place of what its holder had there. The list grows by two at most. Whether
-    /// others may have now what they could not before: the holder shares what it had for itself.
+    /// Sets a lock, which must conflict with none, in place of its holder's locks there. The list grows by two at most. Returns whether others may
+    /// get a lock now that they could not get before: the holder now shares bytes that it had exclusively.
     pub fn set(&mut self, lock: HeldLock<H>) -> bool {
         let had_alone = |held: &HeldLock<H>| held.mode == LockMode::Exclusive;
         let shares = lock.mode == LockMode::Shared && self.own(lock.holder, lock.range).any(had_alone);
@@ -191,7 +191,7 @@ impl<H: Copy + Ord> LockList<H> {
         shares
     }
 
-    /// Gives up all locks of some holders; how many those were.
+    /// Removes all locks of these holders, and returns how many.
     pub fn clear_of(&mut self, whose: impl Fn(H) -> bool) -> usize {
         let given_up: Vec<HeldLock<H>> = self.iter().filter(|held| whose(held.holder)).copied().collect();
         given_up.iter().for_each(|held| self.remove(held));
@@ -212,10 +212,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bytes of the model's file; the last one stands for everything from there to the end.
+    /// Bytes of the model's file. The last one stands for all bytes from there to the end.
     const BYTES: u64 = 12;
 
-    /// What a byte is locked with: by each of four holders in one mode, or not.
+    /// For each of four holders, the mode in which it has each byte locked.
     type Model = [[Option<LockMode>; BYTES as usize]; 4];
 
     fn range(first: u64, last: u64) -> LockRange {
@@ -235,7 +235,7 @@ mod tests {
         proptest::collection::vec((0..4usize, ends, proptest::option::of(mode())), 1..60)
     }
 
-    /// The list's invariants, and that it says of each byte what the model says.
+    /// Checks the invariants of the list, and that it agrees with the model for each byte.
     fn compare(list: &LockList<usize>, model: &Model) -> Result<(), TestCaseError> {
         let mut seen: Model = Default::default();
         for held in list.iter() {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     proptest! {
-        /// Setting where nobody is in the way, upgrading, downgrading and giving parts up, beside an array of bytes.
+        /// Sets locks without a conflict, upgrades, downgrades and unlocks parts, in a list and in an array of bytes, which must agree.
         #[test]
         fn a_list_is_what_an_array_of_bytes_says(steps in steps()) {
             let (mut list, mut model) = (LockList::default(), Model::default());

@@ -1,20 +1,20 @@
-//! A mapping whose pages are pointed, one by one, at pages of other memory: a window with addresses that stay.
+//! A mapping whose pages are pointed, one by one, at pages of other memory: a window with constant addresses.
 //!
-//! An RNIC with on-demand paging that has registered the mapping follows it: a READ of a page finds what the page is pointed at, and the registration
-//! stays as it is (`Mr::new`). What is pointed at nothing reads as the magic page.
+//! An RNIC with on-demand paging that has registered the mapping follows it: a READ of a page finds the page that it is pointed at, and the
+//! registration stays the same (`Mr::new`). A page that is pointed at nothing reads as the magic page.
 //!
 //! # How it works
-//! The kernel knows of a mapping by its runs: a run is mapped from one place of one file. So the magic page is in a file of its own as often as a
-//! run of it is to be long (`GONE_PAGES`), and a page is pointed by mapping over it (`MAP_FIXED`): the frame's page, or the magic file's page at
-//! the same place in the run, so that the kernel joins the run again. A page among pages that are gone costs two runs of the process.
+//! The kernel keeps a process's mappings as runs: a run maps one range of one file. So the magic page is in a file of its own, `GONE_PAGES` times in
+//! a row, as long as a run of it may be. A page is pointed by mapping over it (`MAP_FIXED`): with the frame's page, or with the magic file's page at
+//! the same place in the run, so that the kernel joins the run again. A shown page among pages that are gone costs two runs of the process.
 //!
 //! # Invariants
-//! * When `point` has returned, no READ that comes through the mapping finds what the page was pointed at before: the kernel takes the old page from the
-//!   process, and from each RNIC that has it, before `mmap` returns. READs meanwhile find the one or the other.
-//! * Hiding always has room: no more pages are shown than half of what the kernel allows a process in runs.
+//! * When `point` has returned, no READ that comes through the mapping finds what the page was pointed at before: the kernel takes the old page from
+//!   the process, and from each RNIC that has it, before `mmap` returns. READs meanwhile find the one or the other.
+//! * Hiding a page never lacks runs: at most half as many pages are shown as the kernel allows a process in runs.
 //!
 //! # Failure
-//! A page that cannot be shown stays gone: `Full`, or the kernel's error. A page that cannot be hidden is an error that the owner must not ignore:
+//! A page that cannot be shown stays gone: `Full`, or the kernel's error. If a page cannot be hidden, the owner must not ignore the error:
 //! [`PointedMemory::close`] takes the whole window away.
 
 use super::SharedMemory;
@@ -26,22 +26,22 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// Pages of a run that are gone: 1 MiB of memory for all windows of a process, and a run for each MiB of a window.
+/// Pages of a run of gone pages: 1 MiB of memory for all windows of a process, and a run for each MiB of a window.
 const GONE_PAGES: usize = 256;
 /// Runs that are left to the rest of the process: its heap, its threads' stacks, libraries.
 const OTHER_RUNS: usize = 8192;
-/// What Linux allows a process where nobody has set it.
+/// Linux's limit of a process, unless somebody changes it.
 const DEFAULT_RUNS: usize = 65_530;
 
 /// Why a page was not pointed.
 #[derive(Debug, thiserror::Error)]
 pub enum PointError {
-    /// As many as there may be are shown.
+    /// No more pages may be shown.
     #[error(
         "{shown} pages are shown, which is as many as vm.max_map_count allows; raise it (two for each page that is to be shown)"
     )]
     Full {
-        /// How many.
+        /// The number of shown pages.
         shown: usize,
     },
     /// The kernel refused.
@@ -49,7 +49,7 @@ pub enum PointError {
     Kernel(#[from] io::Error),
 }
 
-/// See the module.
+/// A mapping whose pages are pointed at pages of other memory. See the module.
 #[derive(Debug)]
 pub struct PointedMemory {
     memory: Arc<SharedMemory>,
@@ -57,12 +57,12 @@ pub struct PointedMemory {
     gone: SharedMemory,
     page_bytes: usize,
     shown: Mutex<HashSet<usize>>,
-    /// How many may be shown.
+    /// Pages that may be shown at once.
     room: usize,
 }
 
 impl PointedMemory {
-    /// A window of `pages` onto pages of `frames`; all are gone, which reads as `magic`, of a page's length.
+    /// A window of `pages` pages onto pages of `frames`. All are gone at first: they read as `magic`, which is a page long.
     ///
     /// # Errors
     /// The kernel has no room for it.
@@ -100,7 +100,7 @@ impl PointedMemory {
         Ok(window)
     }
 
-    /// The window, to register and to read.
+    /// The memory of the window, to register and to read.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
@@ -110,7 +110,7 @@ impl PointedMemory {
         self.room
     }
 
-    /// How many are.
+    /// The number of pages that are shown now.
     pub fn shown(&self) -> usize {
         self.shown.lock().len()
     }
@@ -118,10 +118,10 @@ impl PointedMemory {
     /// Points a page at a page of the frames, or at nothing.
     ///
     /// # Errors
-    /// `PointError`; the page is as it was.
+    /// `PointError`; the page stays as it was.
     pub fn point(&self, page: usize, frame: Option<usize>) -> Result<(), PointError> {
         assert!((page + 1) * self.page_bytes <= self.memory.len, "the window has no page {page}");
-        // Held while the page is mapped: what is counted is what is there.
+        // Held while the page is mapped, so that the count is right.
         let mut shown = self.shown.lock();
         match frame {
             Some(frame) => {
@@ -141,7 +141,7 @@ impl PointedMemory {
         Ok(())
     }
 
-    /// Takes everything away: READs fail from now on, and find nothing. For an owner who could not hide a page.
+    /// Takes the whole window away: READs fail from now on, and find nothing. For an owner that could not hide a page.
     pub fn close(&self) {
         let mut shown = self.shown.lock();
         // SAFETY: the range is this window's own, and what is put there can be read as little as nothing: of the processor's accesses, which the
@@ -155,7 +155,7 @@ impl PointedMemory {
                 MapFlags::PRIVATE | MapFlags::FIXED,
             )
         };
-        // One run in place of many: nothing is left to refuse it.
+        // One run takes the place of many, so no limit of the kernel can refuse it.
         assert!(closed.is_ok(), "a window cannot be taken away: {closed:?}");
         shown.clear();
     }
@@ -187,7 +187,7 @@ mod tests {
         frames
     }
 
-    /// The byte that all of a page is.
+    /// The one byte that a page consists of.
     fn all(window: &PointedMemory, page: usize) -> u8 {
         let mut bytes = vec![0; window.page_bytes];
         window.memory().read(page * window.page_bytes, &mut bytes);
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((all(&window, 1), window.shown()), (0x5a, 1));
     }
 
-    /// Runs of this process that lie in the window.
+    /// The number of this process's runs that lie in the window.
     fn runs(window: &PointedMemory) -> usize {
         let base = window.memory().base_address().as_ptr() as usize;
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");

@@ -8,7 +8,7 @@
 /// Bytes of a cache line.
 pub const LINE_LEN: usize = 64;
 
-/// Which instruction writes lines back here, for status and benchmarks.
+/// The instruction that writes lines back here, for status and benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Instruction {
@@ -36,7 +36,7 @@ mod machine {
     use std::arch::asm;
     use std::sync::OnceLock;
 
-    /// What the CPU has.
+    /// The best instruction that the CPU has.
     pub fn instruction() -> Instruction {
         static FOUND: OnceLock<Instruction> = OnceLock::new();
         *FOUND.get_or_init(|| {
@@ -84,7 +84,7 @@ mod machine {
 mod machine {
     use super::Instruction;
 
-    /// What the CPU has.
+    /// Always `Msync`: other machines have no such instruction here.
     pub fn instruction() -> Instruction {
         Instruction::Msync
     }

@@ -1,25 +1,24 @@
 //! A device of persistent memory (`/dev/dax*`) that several logs share.
 //!
 //! RDMA hardware can have persistent memory this way only: the kernel pins a device's pages for an RNIC, and those of files on a DAX mount
-//! not. A device has no files, so its first bytes are a directory of what is where.
-//!
-//! ```text
-//! 0         header: magic CFDX, version 1, bytes of a unit, units, CRC32C
-//! 64 k      entry k of 1..=1024: name (16 bytes), generation, first unit, units, CRC32C; zeros: none
-//! unit 1    logs, each of whole units: the kernel maps a device by its alignment, 2 MiB as a rule
-//! ```
+//! not. A device has no files, so its first unit has a directory of what is where (`directory`); behind it are logs, each of whole units: the
+//! kernel maps a device by its alignment, 2 MiB as a rule.
 //!
 //! # Invariants
-//! * An entry is one cache line, written whole and then written back. One whose CRC is wrong was being written: nobody has heard of it.
 //! * What a new entry names was zeros before the entry was written, or a copy of what it takes the place of.
+//! * An entry that was not finished names nothing that anybody has heard of, and is cleared.
 //! * Of two entries of a name the later generation counts; the other one is cleared when the device is opened, or when the name grows.
 //!
 //! # Failure
-//! A device that holds something else is refused and stays as it is.
+//! A device that holds something else is refused and stays as it is. So does an entry that is damaged: the log that it named may lie anywhere that
+//! no other log does. Until somebody gives it up, logs that are known are opened as ever, none is made, and none grows.
 
+mod directory;
+
+use super::CacheLines;
 use super::device::{LogDevice, LogDeviceError, LogDeviceKind};
-use super::{CacheLines, cache_lines};
 use crate::memory::SharedMemory;
+use directory::{DIRECTORY_LEN, Directory, ENTRIES, Entry, Found, LINE_LEN, header};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -27,79 +26,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zerocopy::little_endian::{U32, U64, U128};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-const MAGIC: [u8; 4] = *b"CFDX";
-const VERSION: u32 = 1;
-const ENTRY_LEN: usize = 64;
-const _: () = assert!(ENTRY_LEN == cache_lines::LINE_LEN);
-/// Logs of a device.
-const ENTRIES: usize = 1024;
-const DIRECTORY_LEN: usize = (1 + ENTRIES) * ENTRY_LEN;
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawHeader {
-    magic: [u8; 4],
-    version: U32,
-    unit: U64,
-    units: U64,
-    reserved: [u8; 36],
-    crc: U32,
-}
-const _: () = assert!(size_of::<RawHeader>() == ENTRY_LEN);
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawEntry {
-    name: U128,
-    generation: U64,
-    first: U64,
-    units: U64,
-    reserved: [u8; 20],
-    crc: U32,
-}
-const _: () = assert!(size_of::<RawEntry>() == ENTRY_LEN);
-
-/// The checksum of a line: of what stands before it.
-fn crc_of(line: &[u8; ENTRY_LEN]) -> u32 {
-    crc32c::crc32c(&line[..ENTRY_LEN - 4])
-}
-
-/// Where a log is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
-    /// Of the directory.
-    index: usize,
-    generation: u64,
-    first: u64,
-    units: u64,
-}
-
-impl Entry {
-    fn encode(self, name: u128) -> [u8; ENTRY_LEN] {
-        let mut raw = RawEntry::new_zeroed();
-        raw.name = name.into();
-        raw.generation = self.generation.into();
-        raw.first = self.first.into();
-        raw.units = self.units.into();
-        raw.crc = crc_of(zerocopy::transmute_ref!(&raw)).into();
-        zerocopy::transmute!(raw)
-    }
-
-    /// `None`: nothing is there, or it was being written.
-    fn parse(line: &[u8; ENTRY_LEN], index: usize, units_of_device: u64) -> Option<(u128, Self)> {
-        let raw: &RawEntry = zerocopy::transmute_ref!(line);
-        let entry =
-            Self { index, generation: raw.generation.get(), first: raw.first.get(), units: raw.units.get() };
-        let end = entry.first.checked_add(entry.units)?;
-        let fits = entry.first > 0 && entry.units > 0 && end <= units_of_device;
-        (raw.crc.get() == crc_of(line) && fits).then_some((raw.name.get(), entry))
-    }
-}
-
-/// See the module.
+/// A device of persistent memory with a directory of logs. See the module.
 #[derive(Debug)]
 pub struct DaxDevice {
     fd: OwnedFd,
@@ -107,40 +35,41 @@ pub struct DaxDevice {
     path: PathBuf,
     unit: usize,
     units: u64,
-    /// Of persistent memory; a file in tests is none.
+    /// Whether this is a device of persistent memory; in tests it is a file.
     is_device: bool,
-    /// Unit 0.
-    directory: SharedMemory,
+    directory: Directory,
     known: Mutex<BTreeMap<u128, Entry>>,
+    /// The first line that is damaged.
+    damaged: Option<usize>,
 }
 
-/// Whether a path is a device, and not a folder of logs.
+/// Whether the path is a device, not a directory of logs.
 pub fn is_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device())
 }
 
 impl DaxDevice {
-    /// Opens a device, locks it against other processes, and makes its directory if there is nothing at all.
+    /// Opens a device, locks it against other processes, and makes its directory if the device is empty.
     ///
     /// # Errors
     /// [`LogDeviceError`].
     pub fn open(path: &Path) -> Result<Arc<Self>, LogDeviceError> {
         let failed = |source: io::Error| LogDeviceError::Io { action: "open", path: path.to_owned(), source };
         let stat = rustix::fs::stat(path).map_err(|error| failed(error.into()))?;
-        // sysfs says what stat cannot.
+        // sysfs tells the length and the alignment, which stat does not.
         let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let number = |name: &str| -> io::Result<u64> {
             let text = std::fs::read_to_string(format!("/sys/dev/char/{major}:{minor}/{name}"))?;
             text.trim().parse().map_err(io::Error::other)
         };
         let len = number("size").map_err(|_| LogDeviceError::NotDax(path.to_owned()))?;
-        // Kernels before 5.10 do not tell, and know 2 MiB.
+        // Kernels before 5.10 do not tell the alignment, and use 2 MiB.
         let unit = number("align").unwrap_or(2 << 20);
         Self::over(path, len, unit, true)
     }
 
-    /// The same of so many bytes, in units of so many.
+    /// As `open`, for a device (or a test's file) of `len` bytes in units of `unit` bytes.
     fn over(path: &Path, len: u64, unit: u64, is_device: bool) -> Result<Arc<Self>, LogDeviceError> {
         let failed =
             |action| move |source: io::Error| LogDeviceError::Io { action, path: path.to_owned(), source };
@@ -152,7 +81,7 @@ impl DaxDevice {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(LogDeviceError::Busy(path.to_owned())),
             Err(error) => return Err(failed("lock")(error.into())),
         }
-        // The directory is less than any alignment's page but those of 4 KiB.
+        // The directory fits into a unit, unless the alignment is 4 KiB.
         let units = len / unit;
         let unit_len = usize::try_from(unit).ok().filter(|unit| *unit >= DIRECTORY_LEN);
         let Some(unit_len) = unit_len.filter(|_| units > 1) else {
@@ -162,55 +91,46 @@ impl DaxDevice {
             .try_clone()
             .and_then(|again| SharedMemory::map_persistent(again, unit_len, 0, is_device))
             .map_err(failed("map"))?;
-        let device = Self {
+        let mut device = Self {
             fd,
             lock: Arc::new(lock),
             path: path.to_owned(),
             unit: unit_len,
             units,
             is_device,
-            directory: map,
+            directory: Directory(map),
             known: Mutex::default(),
+            damaged: None,
         };
         device.read_directory()?;
         Ok(Arc::new(device))
     }
 
-    fn line(&self, index: usize) -> [u8; ENTRY_LEN] {
-        let mut line = [0; ENTRY_LEN];
-        self.directory.read(index * ENTRY_LEN, &mut line);
-        line
-    }
-
-    fn put_line(&self, index: usize, line: &[u8; ENTRY_LEN]) {
-        self.directory.write(index * ENTRY_LEN, line);
-        self.directory.write_back(index * ENTRY_LEN, ENTRY_LEN);
-    }
-
-    fn read_directory(&self) -> Result<(), LogDeviceError> {
-        let mut header = RawHeader::new_zeroed();
-        (header.magic, header.version) = (MAGIC, VERSION.into());
-        (header.unit, header.units) = ((self.unit as u64).into(), self.units.into());
-        header.crc = crc_of(zerocopy::transmute_ref!(&header)).into();
-        let header: [u8; ENTRY_LEN] = zerocopy::transmute!(header);
-        let found = self.line(0);
+    fn read_directory(&mut self) -> Result<(), LogDeviceError> {
+        let header = header(self.unit as u64, self.units);
+        let found = self.directory.line(0);
         if found != header {
             // Also behind a header that was being written, everything else is zeros.
-            let is_empty = (1..=ENTRIES).all(|index| self.line(index) == [0; ENTRY_LEN]);
+            let is_empty = (1..=ENTRIES).all(|index| self.directory.line(index) == [0; LINE_LEN]);
             let may_be_ours = found.iter().zip(header).all(|(found, ours)| *found == ours || *found == 0);
             if !is_empty || !may_be_ours {
                 return Err(LogDeviceError::DaxForeign(self.path.clone()));
             }
-            self.put_line(0, &header);
+            self.directory.put(0, &header);
         }
-        let mut known = self.known.lock();
+        let known = self.known.get_mut();
         for index in 1..=ENTRIES {
-            let line = self.line(index);
-            let Some((name, entry)) = Entry::parse(&line, index, self.units) else {
-                if line != [0; ENTRY_LEN] {
-                    self.put_line(index, &[0; ENTRY_LEN]);
+            let (name, entry) = match self.directory.look(index, self.units) {
+                Found::Nothing => continue,
+                Found::Unfinished => {
+                    self.directory.clear(index);
+                    continue;
                 }
-                continue;
+                Found::Damaged => {
+                    self.damaged = self.damaged.or(Some(index));
+                    continue;
+                }
+                Found::Entry(name, entry) => (name, entry),
             };
             let before = known.get(&name).copied();
             let older = match before {
@@ -221,10 +141,18 @@ impl DaxDevice {
                 }
             };
             if let Some(older) = older {
-                self.put_line(older.index, &[0; ENTRY_LEN]);
+                self.directory.clear(older.index);
             }
         }
+        if let Some(damaged) = self.damaged() {
+            tracing::error!("{damaged}");
+        }
         Ok(())
+    }
+
+    fn damaged(&self) -> Option<LogDeviceError> {
+        let at = self.damaged? * LINE_LEN;
+        Some(LogDeviceError::DaxDamaged { path: self.path.clone(), at, len: LINE_LEN })
     }
 
     /// The logs there are.
@@ -232,12 +160,12 @@ impl DaxDevice {
         self.known.lock().keys().copied().collect()
     }
 
-    /// How long a log is in bytes, if it is there.
+    /// The length of a log in bytes, if there is a log of this name.
     pub fn len_bytes(&self, name: u128) -> Option<u64> {
         self.known.lock().get(&name).map(|entry| entry.units * self.unit as u64)
     }
 
-    /// Its path.
+    /// The path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -251,10 +179,10 @@ impl DaxDevice {
             .map_err(|source| LogDeviceError::Io { action: "map", path: self.path.clone(), source })
     }
 
-    /// Opens or makes a log, at least that long. What is new of it is zeros. A name is open once at a time.
+    /// Opens a log, or makes it, with at least this length. New bytes are zeros. A log can be open only once at a time.
     ///
     /// # Errors
-    /// There is no room, or the kernel maps no more.
+    /// There is no room, an entry is damaged, or the kernel maps no more.
     pub fn open_log(&self, name: u128, len_bytes: usize) -> Result<LogDevice, LogDeviceError> {
         let mut known = self.known.lock();
         let wanted = len_bytes.div_ceil(self.unit).max(1) as u64;
@@ -262,6 +190,9 @@ impl DaxDevice {
         let memory = match before {
             Some(entry) if entry.units >= wanted => self.map(entry)?,
             _ => {
+                if let Some(damaged) = self.damaged() {
+                    return Err(damaged);
+                }
                 let full = || LogDeviceError::DaxFull { path: self.path.clone(), len_bytes };
                 let first = self.free_units(&known, wanted).ok_or_else(full)?;
                 let taken: Vec<usize> = known.values().map(|entry| entry.index).collect();
@@ -275,9 +206,9 @@ impl DaxDevice {
                     old.copy_to(0, &memory, 0, old.len());
                 }
                 memory.write_back(0, memory.len());
-                self.put_line(index, &entry.encode(name));
+                self.directory.put(index, &entry.encode(name));
                 if let Some(before) = before {
-                    self.put_line(before.index, &[0; ENTRY_LEN]);
+                    self.directory.clear(before.index);
                 }
                 known.insert(name, entry);
                 memory
@@ -292,7 +223,7 @@ impl DaxDevice {
         ))
     }
 
-    /// The first place with so many units that no log has.
+    /// The first unit of a free range of `wanted` units.
     fn free_units(&self, known: &BTreeMap<u128, Entry>, wanted: u64) -> Option<u64> {
         let mut used: Vec<(u64, u64)> = known.values().map(|entry| (entry.first, entry.units)).collect();
         used.sort_unstable();
@@ -354,30 +285,63 @@ mod tests {
         for name in [7, 8, 9] {
             assert_eq!(bytes(&dax.open_log(name, 1).expect("there")), name);
         }
-        // Where the first one was there is room again.
+        // The place of the first log is free again.
         assert_eq!(bytes(&dax.open_log(11, 1).expect("room")), 0, "what is new is zeros");
         assert_eq!(dax.known.lock()[&11].first, 1);
     }
 
     #[test]
-    fn an_entry_that_was_being_written_is_none_and_the_later_of_two_counts() {
+    fn an_entry_that_was_not_finished_is_none_and_the_later_of_two_counts() {
         let (_dir, path) = file();
         let dax = device(&path).expect("made");
         dax.open_log(1, 1).expect("room").memory().write(0, b"first");
-        let older = dax.line(1);
+        let older = dax.directory.line(1);
         dax.open_log(1, UNIT as usize * 2).expect("it grows");
         // A crash before the older one was cleared, and in the midst of another.
-        dax.put_line(1, &older);
-        let mut torn = Entry { index: 3, generation: 9, first: 5, units: 1 }.encode(1);
-        torn[20] ^= 1;
-        dax.put_line(3, &torn);
+        dax.directory.put(1, &older);
+        let mut unfinished = Entry { index: 3, generation: 9, first: 5, units: 1 }.encode(1);
+        unfinished[LINE_LEN - 8..].fill(0);
+        dax.directory.put(3, &unfinished);
         drop(dax);
         let dax = device(&path).expect("opened again");
         assert_eq!((dax.names(), dax.len_bytes(1)), (vec![1], Some(2 * UNIT)));
-        assert_eq!((dax.line(1), dax.line(3)), ([0; ENTRY_LEN], [0; ENTRY_LEN]));
+        assert_eq!([1, 3].map(|index| dax.directory.line(index)), [[0; LINE_LEN]; 2]);
         let mut first = [0; 5];
         dax.open_log(1, 1).expect("there").memory().read(0, &mut first);
         assert_eq!(&first, b"first");
+    }
+
+    #[test]
+    fn where_a_damaged_entry_may_have_pointed_nothing_is_written() {
+        let (_dir, path) = file();
+        let dax = device(&path).expect("made");
+        for name in [1, 2, 3] {
+            dax.open_log(name, 1).expect("room").memory().write(0, &[name as u8; 8]);
+        }
+        let mut damaged = dax.directory.line(2);
+        damaged[20] ^= 1;
+        dax.directory.clear(2);
+        dax.directory.put(2, &damaged);
+        drop(dax);
+        let before = std::fs::read(&path).expect("read");
+        let dax = device(&path).expect("the others are wanted");
+        assert_eq!(dax.names(), [1, 3]);
+        for (name, units) in [(2, 1), (4, 1), (3, 2)] {
+            let refused = dax.open_log(name, units * UNIT as usize).err().expect("it may lie anywhere");
+            assert!(matches!(refused, LogDeviceError::DaxDamaged { at: 128, .. }), "{refused}");
+        }
+        for name in [1, 3] {
+            let mut bytes = [0; 8];
+            dax.open_log(name, 1).expect("there").memory().read(0, &mut bytes);
+            assert_eq!(bytes, [name as u8; 8]);
+        }
+        assert_eq!(std::fs::read(&path).expect("read"), before, "nothing was cleared");
+        // As the message advises.
+        dax.directory.clear(2);
+        drop(dax);
+        let dax = device(&path).expect("opened again");
+        dax.open_log(4, 1).expect("room");
+        assert_eq!((dax.known.lock()[&4].first, dax.names()), (2, vec![1, 3, 4]));
     }
 
     #[test]
@@ -391,7 +355,7 @@ mod tests {
             assert!(matches!(device(&path), Err(LogDeviceError::DaxForeign(_))));
             assert_eq!(std::fs::read(&path).expect("read"), before);
         }
-        // A header that was being written.
+        // A header that was being written at a crash.
         let (_dir, path) = file();
         std::fs::File::options()
             .write(true)

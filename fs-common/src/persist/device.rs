@@ -1,9 +1,9 @@
 //! A log device: memory, and the way in which its bytes become persistent.
 //!
-//! Persistent memory is mapped. Of any other file the bytes are in memory, and persistence writes them to the file (`file_sync`).
-//! The mapping decides what a file is, not its name: the kernel grants `MAP_SYNC` for DAX files only, so a map that
-//! succeeds *is* persistent memory. A file is taken for persistent memory without that only when it was declared so
-//! (`pmem-emulated`). Messages about such a file say that its bytes survive the process, not the machine.
+//! Persistent memory is mapped. The bytes of any other file are kept in memory, and persistence writes them to the file (`file_sync`). The mapping,
+//! not the name, decides which of them a file is: the kernel grants `MAP_SYNC` for DAX files only, so a mapping that succeeds *is* persistent memory.
+//! Any other file is taken for persistent memory only if it is declared so (`pmem-emulated`). Messages about such a file say that its bytes survive
+//! the process, not the machine.
 
 use super::{CacheLines, FileSync, Persistence, cache_lines};
 use crate::memory::SharedMemory;
@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
-/// What a log device is.
+/// The kind of a log device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogDeviceKind {
     /// A DAX file: persistent memory.
@@ -25,7 +25,7 @@ pub enum LogDeviceKind {
 }
 
 impl LogDeviceKind {
-    /// For status, logs and benchmarks.
+    /// Its name for status, logs and benchmarks.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Pmem => "pmem",
@@ -35,15 +35,15 @@ impl LogDeviceKind {
     }
 }
 
-/// Why a log device cannot be had.
+/// Why a log device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum LogDeviceError {
     /// The operating system refused.
     #[error("cannot {action} the log {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -51,31 +51,44 @@ pub enum LogDeviceError {
     /// Another process has it.
     #[error("the log {0} is in use by another process")]
     Busy(PathBuf),
-    /// It was to be persistent memory and is not.
+    /// It should be persistent memory and is not.
     #[error(
         "{0} is no persistent memory (the kernel grants it no MAP_SYNC); put it on a DAX mount, or declare it \
          pmem-emulated, or use a file"
     )]
     NotPmem(PathBuf),
-    /// A device that is none of persistent memory.
+    /// The device is none of persistent memory.
     #[error("{0} is no device of persistent memory (`ndctl list -N` lists those of mode devdax)")]
     NotDax(PathBuf),
-    /// A device that cannot have logs.
+    /// The device is too small or has too small units for logs.
     #[error(
         "{0} is too small for logs, or mapped in units of less than 128 KiB; make the namespace with an alignment of 2 MiB"
     )]
     DaxShape(PathBuf),
-    /// A device that somebody else uses, or used.
+    /// Another program uses the device, or used it.
     #[error(
         "{0} holds something that is not of this program; give another device, or have its first 128 KiB be zeros"
     )]
     DaxForeign(PathBuf),
+    /// An entry of a device's directory is damaged.
+    #[error(
+        "the directory of {path} is damaged at byte {at}: a log may lie anywhere where no other does, so none is made and none grows. Copy the \
+         device; to give that log up, have these {len} bytes be zeros (`daxio --zero --output={path} --seek={at} --len={len}`) and open it again"
+    )]
+    DaxDamaged {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        at: usize,
+        /// How many bytes an entry has.
+        len: usize,
+    },
     /// No room on a device.
     #[error("{path} has no room for a log of {len_bytes} bytes")]
     DaxFull {
-        /// Which.
+        /// The device.
         path: PathBuf,
-        /// For how much.
+        /// The length of the log.
         len_bytes: usize,
     },
 }
@@ -86,7 +99,7 @@ pub struct LogDevice {
     memory: Arc<SharedMemory>,
     persistence: Arc<dyn Persistence>,
     path: PathBuf,
-    /// An open file of its own: the mapped one may be handed to a peer, and the lock would outlive this process. Logs of one device share it.
+    /// A descriptor of its own: a peer may get the mapped one, and the lock would outlive this process. Logs of one device share it.
     _lock: Option<Arc<OwnedFd>>,
 }
 
@@ -108,8 +121,8 @@ fn load(fd: &OwnedFd, len_bytes: usize) -> io::Result<SharedMemory> {
 }
 
 impl LogDevice {
-    /// Opens or makes the file, at least `len_bytes` long with its blocks allocated, locks it against other processes
-    /// and maps it. `kind` says what it is to be; `None`: persistent memory if the kernel says so, else a synced file.
+    /// Opens or makes the file, at least `len_bytes` long with its blocks allocated, locks it against other processes and maps it. `kind` is the kind
+    /// that it must be; `None`: persistent memory if the kernel grants it, else a synced file.
     ///
     /// # Errors
     /// [`LogDeviceError`].
@@ -132,7 +145,7 @@ impl LogDevice {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(LogDeviceError::Busy(path.to_owned())),
             Err(error) => return Err(failed("lock")(error)),
         }
-        // Blocks first: a store to a mapped hole on a full disk would be a SIGBUS.
+        // The blocks come first: a store to a mapped hole of a full disk would be a SIGBUS.
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes as u64)
             .map_err(failed("make room in"))?;
         rustix::fs::fsync(&fd).map_err(failed("sync"))?;
@@ -165,7 +178,7 @@ impl LogDevice {
             LogDeviceKind::Pmem | LogDeviceKind::PmemEmulated => Arc::new(CacheLines),
         };
         if kind == LogDeviceKind::PmemEmulated {
-            // Once as a warning; with a ring a client it would be all that the log shows.
+            // A warning only the first time: each client has a ring, and the log would show nothing else.
             static WARNED: Once = Once::new();
             WARNED.call_once(|| {
                 tracing::warn!("logs are on emulated persistent memory: they survive a killed process, not a power failure");
@@ -185,12 +198,12 @@ impl LogDevice {
         Self { kind, memory, persistence, path: path.to_owned(), _lock: lock }
     }
 
-    /// A device of a simulation: memory, and what makes it persistent there.
+    /// A device of a simulation, of this memory and its simulated persistence.
     pub fn simulated(path: &Path, memory: Arc<SharedMemory>, persistence: Arc<dyn Persistence>) -> Self {
         Self::of_parts(LogDeviceKind::Pmem, memory, persistence, path, None)
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn kind(&self) -> LogDeviceKind {
         self.kind
     }
@@ -200,12 +213,12 @@ impl LogDevice {
         &self.memory
     }
 
-    /// What makes it persistent.
+    /// Its way to make bytes persistent.
     pub fn persistence(&self) -> &Arc<dyn Persistence> {
         &self.persistence
     }
 
-    /// For people: what it is, where, and how ranges become persistent.
+    /// For people: kind, place, and how ranges become persistent.
     pub fn describe(&self) -> String {
         let how = match self.kind {
             LogDeviceKind::File => "group-committed writes and data syncs",
@@ -241,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_is_no_persistent_memory_is_not_taken_for_it() {
-        // Where the tests run on a DAX mount there is nothing to refuse.
+        // On a DAX mount there is nothing to refuse.
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("log");
         match LogDevice::open(&path, 4096, Some(LogDeviceKind::Pmem)) {

@@ -1,15 +1,15 @@
 //! Group commit of memory to a file: many ranges, one data sync.
 //!
 //! # How it works
-//! The bytes are in memory of their own, and the file has a copy. A thread sleeps until there is a waiter. It takes all waiters that
-//! are there by then, writes their ranges to the file, syncs it once (`fdatasync`) and tells them all. A waiter that comes meanwhile is in
-//! the next round. Callers never wait here, so the NIC's thread can call.
+//! The bytes are in memory, and the file has a copy. A thread sleeps until there is a waiter. It takes all waiters of that moment, writes their
+//! ranges to the file, syncs it once (`fdatasync`) and tells them all. A waiter that comes meanwhile is in the next round. Callers never wait here,
+//! so the NIC's thread can call.
 //!
-//! The file is not mapped, because an RNIC cannot use such a mapping: a mapping of a disk's file cannot be pinned for writing (the kernel's
-//! file system must hear of each page that becomes dirty; Linux 6.5 and later refuse). It also keeps all other bytes off the disk.
+//! The file is not mapped, because an RNIC cannot use such a mapping: a mapping of a disk's file cannot be pinned for writing (the kernel's file
+//! system must be told of each page that becomes dirty; Linux 6.5 and later refuse). So the disk also gets no other bytes.
 //!
 //! # Invariants
-//! * The file has nothing but the ranges of calls.
+//! * Only the ranges of calls are written to the file.
 //! * A waiter gets `Ok` only from a successful sync that began after its call.
 //! * Waiters are told in the order of their calls.
 //! * After the first failure every call fails.
@@ -24,14 +24,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// A range, and who is told.
+/// A range, and the waiter to tell.
 struct Asked {
     offset: usize,
     len: usize,
     done: WhenPersistent,
 }
 
-/// Bytes that are written to the file at a time.
+/// Most bytes of one write to the file.
 const PIECE: usize = 64 << 10;
 
 #[derive(Default)]
@@ -47,7 +47,7 @@ struct Shared {
     memory: Arc<SharedMemory>,
     state: Mutex<State>,
     asked: Condvar,
-    /// Syncs done, and requests they served. Written by the thread; relaxed, they are figures.
+    /// Syncs done, and requests that they served. Written by the thread; relaxed, since they are only figures.
     syncs: AtomicU64,
     served: AtomicU64,
 }
@@ -59,10 +59,10 @@ pub struct FileSync {
 }
 
 impl FileSync {
-    /// Starts the thread that copies `memory` to `file`, byte for byte of the same place.
+    /// Starts the thread that copies `memory` to `file`, each byte to its own offset.
     ///
     /// # Errors
-    /// If there is no thread to be had.
+    /// The system gives no thread.
     pub fn start(file: OwnedFd, memory: Arc<SharedMemory>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             file,
@@ -78,7 +78,7 @@ impl FileSync {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Syncs done, and how many requests they served.
+    /// Syncs done, and requests that they served.
     pub fn counts(&self) -> (u64, u64) {
         (self.shared.syncs.load(Ordering::Relaxed), self.shared.served.load(Ordering::Relaxed))
     }
@@ -87,7 +87,7 @@ impl FileSync {
 impl Shared {
     /// Writes the ranges and syncs.
     fn write(&self, batch: &[Asked], piece: &mut [u8]) -> rustix::io::Result<()> {
-        // Neighbours go in one write.
+        // Adjacent ranges go in one write.
         let mut ranges: Vec<(usize, usize)> = batch.iter().map(|asked| (asked.offset, asked.len)).collect();
         ranges.sort_unstable();
         ranges.dedup_by(|next, open| {
@@ -161,7 +161,7 @@ impl Drop for FileSync {
     fn drop(&mut self) {
         self.shared.state.lock().stopping = true;
         self.shared.asked.notify_one();
-        // The last reference may go in a callback of the thread itself; then it ends by itself.
+        // If a callback of the thread itself drops the last reference, the thread ends by itself.
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
             && thread.join().is_err()
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_failed_sync_is_final() {
-        // A pipe has no places to write to.
+        // A pipe has no offsets to write at.
         let (_read, write) = rustix::pipe::pipe().expect("pipe");
         let memory = Arc::new(SharedMemory::new("log", 4096).expect("memory"));
         let sync = FileSync::start(write, memory.clone()).expect("thread");

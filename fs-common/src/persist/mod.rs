@@ -1,7 +1,7 @@
 //! Persistence domains: the steps after which bytes of a memory region outlive a crash.
 //!
-//! A region of the RDMA layer may be registered with one (`crate::rdma::ProtectionDomain::register_persistent`); a
-//! FLUSH to persistence then completes when the domain says that the range is there to stay.
+//! A region of the RDMA layer may be registered with one (`crate::rdma::ProtectionDomain::register_persistent`); a FLUSH to persistence then
+//! completes when the domain reports the range as persistent.
 //!
 //! | device | way of a range to persistence | permitted to |
 //! | --- | --- | --- |
@@ -32,13 +32,13 @@ pub struct SyncFailed;
 /// Called once a range is persistent, or will never be; on the domain's own thread or the caller's.
 pub type WhenPersistent = Box<dyn FnOnce(Result<(), SyncFailed>) + Send>;
 
-/// Who makes ranges of a region persistent.
+/// The way to make ranges of a region persistent.
 pub trait Persistence: Send + Sync {
-    /// Whether cache-line write-back by any CPU that maps the memory is all it takes.
+    /// Whether cache-line write-back by any CPU that maps the memory is enough.
     fn by_cache_lines(&self) -> bool;
 
-    /// Makes a range persistent and calls `done`. Never blocks on a device: where one must be waited for, another
-    /// thread does, and `done` runs there. Ranges asked for earlier are not persistent later than this one.
+    /// Makes a range persistent and calls `done`. Never blocks on a device: if a device must be waited for, another thread waits, and `done` runs
+    /// there. Ranges of earlier calls are not persistent later than this one.
     fn persist(&self, memory: &SharedMemory, offset: usize, len: usize, done: WhenPersistent);
 
     /// As `persist`, and waits for it. Not for a NIC's thread.
@@ -52,7 +52,7 @@ pub trait Persistence: Send + Sync {
         }
         let (give, take) = std::sync::mpsc::sync_channel(1);
         let done = move |result| {
-            // Nobody takes it only if this thread is gone, which waits below.
+            // The receiver is gone only if this thread is gone, and it waits below.
             let _ = give.send(result);
         };
         self.persist(memory, offset, len, Box::new(done));
@@ -60,7 +60,7 @@ pub trait Persistence: Send + Sync {
     }
 }
 
-/// Persistent memory, real or declared: write-back by whoever asks.
+/// Persistent memory, real or declared: the calling CPU writes cache lines back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CacheLines;
 

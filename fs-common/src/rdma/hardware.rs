@@ -1,14 +1,14 @@
-//! What is told of RDMA hardware in a status.
+//! The figures of RDMA hardware in a status.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A device's port as it is used by this process, and what the device counts. Counters are of the port: other processes' traffic is in them.
+/// A device's port as this process uses it, and the device's counters. Counters are those of the port, so they include other processes' traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HardwareFigures {
-    /// As the kernel calls it, and `rdma link` does.
+    /// The kernel's name of the device, as in `rdma link`.
     pub device: String,
-    /// From 1.
+    /// The number of the port, from 1.
     pub port: u8,
     /// For example `4: ACTIVE`.
     pub state: String,
@@ -16,28 +16,28 @@ pub struct HardwareFigures {
     pub link_layer: String,
     /// For example `100 Gb/sec (4X EDR)`.
     pub rate: String,
-    /// The address of the port that connections have.
+    /// The address of the port that connections use.
     pub gid: String,
-    /// Its place in the port's table.
+    /// Its index in the port's table.
     pub gid_index: Option<u32>,
     /// For example `RoCE v2`.
     pub gid_type: Option<String>,
-    /// The network interface that has it.
+    /// The network interface that has this address.
     pub interface: Option<String>,
-    /// Of the connection that was made last.
+    /// The path MTU of the last connection that was made.
     pub path_mtu_bytes: Option<u32>,
     /// Queue pairs of this process.
     pub queue_pairs: u64,
-    /// How many the device has for all.
+    /// Queue pairs that the device has for all processes.
     pub queue_pairs_bound: u64,
     /// Memory that this process has registered.
     pub pinned_bytes: u64,
-    /// How much that may be (`ulimit -l`); `None`: any.
+    /// The most that may be registered (`ulimit -l`); `None`: no bound.
     pub pinned_bound: Option<u64>,
-    /// Connections that are over, and that the kernel has not let go of yet.
+    /// Connections that are over, but not released by the kernel yet.
     pub ending: u64,
-    /// With so many, no connection is made.
+    /// With this number, no further connection is made.
     pub ending_bound: u64,
-    /// Those of the device's counters that tell of lost, repeated and refused packets.
+    /// The device's counters of lost, repeated and refused packets.
     pub counters: BTreeMap<String, u64>,
 }

@@ -1,4 +1,4 @@
-//! Which RNIC an endpoint is of.
+//! The choice of an RNIC for an endpoint.
 
 use super::soft::{SoftDevice, SoftOptions};
 use super::url::Endpoint;
@@ -6,10 +6,10 @@ use super::verbs::{Device, RdmaError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What a program of this build says of itself: its version, and whether it knows RDMA hardware.
+/// The version text of programs of this build: the version, and whether RDMA hardware is supported.
 #[cfg(feature = "verbs")]
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\nRDMA hardware (rdma://): yes");
-/// What a program of this build says of itself: its version, and whether it knows RDMA hardware.
+/// The version text of programs of this build: the version, and whether RDMA hardware is supported.
 #[cfg(not(feature = "verbs"))]
 pub const VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
@@ -20,7 +20,7 @@ pub const VERSION: &str = concat!(
 /// An RNIC that can connect to this endpoint.
 ///
 /// # Errors
-/// There is none for it, or this build knows none of its kind.
+/// There is no such RNIC, or this build has no provider for it.
 pub fn open_to_connect(endpoint: &Endpoint, options: SoftOptions) -> Result<Arc<dyn Device>, RdmaError> {
     match endpoint {
         Endpoint::Rdma { .. } => hardware(endpoint, options, false),
@@ -28,10 +28,10 @@ pub fn open_to_connect(endpoint: &Endpoint, options: SoftOptions) -> Result<Arc<
     }
 }
 
-/// RNICs that can listen on these endpoints: one for all that the software RNIC serves, and one for each piece of hardware.
+/// RNICs that can listen on these endpoints: one software RNIC for all endpoints that it can serve, and one device for each piece of hardware.
 ///
 /// # Errors
-/// There is none for one of them, or this build knows none of its kind.
+/// One of the RNICs does not exist, or this build has no provider for it.
 pub fn open_to_listen(endpoints: &[Endpoint], options: SoftOptions) -> Result<Devices, RdmaError> {
     let is_hardware = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Rdma { .. });
     let (hard, soft): (Vec<&Endpoint>, Vec<&Endpoint>) = endpoints.iter().partition(is_hardware);
@@ -41,7 +41,7 @@ pub fn open_to_listen(endpoints: &[Endpoint], options: SoftOptions) -> Result<De
     }
     for endpoint in hard {
         let device = hardware(endpoint, options.clone(), true)?;
-        // Another endpoint of the same hardware has it already: that device serves both, and this one is let go.
+        // If another endpoint opened the same hardware before, that device serves both, and this one is dropped.
         match devices
             .iter_mut()
             .find(|(known, _)| known.hardware().is_some() && known.name() == device.name())
@@ -53,18 +53,18 @@ pub fn open_to_listen(endpoints: &[Endpoint], options: SoftOptions) -> Result<De
     Devices::new(devices)
 }
 
-/// RNICs that listen together, and which endpoints are whose.
+/// RNICs that listen together, and the endpoints of each.
 pub struct Devices {
     all: Vec<Arc<dyn Device>>,
-    /// Places among all of them.
+    /// Index of each endpoint's device among all devices.
     of_endpoint: HashMap<Endpoint, usize>,
 }
 
 impl Devices {
-    /// Each with the endpoints that it listens on.
+    /// These devices, each with the endpoints that it listens on.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no device.
     pub fn new(devices: Vec<(Arc<dyn Device>, Vec<Endpoint>)>) -> Result<Self, RdmaError> {
         if devices.is_empty() {
             return Err(RdmaError::Unsupported(
@@ -78,18 +78,18 @@ impl Devices {
         Ok(Self { all: devices.into_iter().map(|(device, _)| device).collect(), of_endpoint })
     }
 
-    /// All of them, in the order of their places.
+    /// All devices, in the order of their indices.
     pub fn all(&self) -> &[Arc<dyn Device>] {
         &self.all
     }
 
-    /// Which one listens on this endpoint: the first, unless it was given to another.
+    /// The index of the device that listens on this endpoint. Endpoints that no device was given belong to the first.
     pub fn place_of(&self, endpoint: &Endpoint) -> usize {
         self.of_endpoint.get(endpoint).copied().unwrap_or(0)
     }
 }
 
-/// One RNIC for whatever endpoint.
+/// One device for all endpoints.
 impl From<Arc<dyn Device>> for Devices {
     fn from(device: Arc<dyn Device>) -> Self {
         Self { all: vec![device], of_endpoint: HashMap::new() }

@@ -1,27 +1,26 @@
 //! The peer at the other end of a connection, as far as the link knows it.
 //!
-//! Only facts that the operating system or a handshake proved are part of this; a peer's own claims in messages are
-//! not.
+//! Only facts that the operating system or a handshake has proven are part of it. A peer's own claims in messages are not.
 
 use std::net::SocketAddr;
 use std::num::NonZeroI32;
 use std::sync::Arc;
 
-/// How the kernel shows a user who is not known in this process's user namespace, or `nobody`.
+/// The user that the kernel shows for a user who is not mapped in this process's user namespace, and for `nobody`.
 pub const OVERFLOW_USER: u32 = 65_534;
 
-/// Who is at the other end.
+/// The peer at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerIdentity {
     /// A process of this machine.
     Local(LocalPeer),
     /// An address; nothing is proven about it.
     Remote(SocketAddr),
-    /// Who has proven to have a cluster key.
+    /// A peer that has proven to have a cluster key.
     Key {
         /// The key's name, as this side knows it.
         name: Arc<str>,
-        /// From where; nothing is proven about that.
+        /// The peer's address; nothing is proven about it.
         address: SocketAddr,
     },
 }
@@ -38,12 +37,12 @@ pub struct LocalPeer {
     pub gid: u32,
     /// Supplementary groups, in order.
     pub groups: Arc<[u32]>,
-    /// Its process, for the log. `None`: a process of another PID namespace, which has no number here.
+    /// Its process, for messages. `None`: a process of another PID namespace, which has no number in this one.
     pub pid: Option<NonZeroI32>,
 }
 
 impl LocalPeer {
-    /// Root, in no group but its own: whoever a simulated link connects.
+    /// Root, in no group but its own: the peer of every simulated connection.
     pub fn root() -> Self {
         Self { uid: 0, gid: 0, groups: [].into(), pid: None }
     }

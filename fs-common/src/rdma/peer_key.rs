@@ -1,32 +1,32 @@
-//! The key that shares are counted by: it is the same for all connections of one peer.
+//! The key by which shares are counted: it is the same for all connections of one peer.
 
 use super::peer::{LocalPeer, PeerIdentity};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-/// Whoever is at the other end, as far as bounds care.
+/// A peer, as bounds distinguish peers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PeerKey {
     /// A user of this machine.
     User(u32),
-    /// A machine, or of IPv6 a network, whose addresses one machine can draw from.
+    /// A machine; for IPv6 a network, since one machine can have any of its addresses.
     Machine(IpAddr),
-    /// Everybody who has a cluster key.
+    /// Everybody who has this cluster key.
     Key(Arc<str>),
 }
 
-/// Of an IPv6 address, what one site has to itself: it draws the rest as it likes.
+/// The part of an IPv6 address that belongs to one site. The site chooses the rest as it likes.
 const SITE_PREFIX: u128 = !0 << 64;
 
 impl PeerKey {
-    /// Whether it is root or whoever runs the server.
+    /// Whether this is root, or the user who runs the server.
     pub fn is_administrator(&self, server_euid: u32) -> bool {
         matches!(self, Self::User(uid) if *uid == 0 || *uid == server_euid)
     }
 
-    /// Whether both are of one user, as far as links prove that. A user may have many processes; an address proves nothing, and may
-    /// change.
+    /// Whether both may be the same user, as far as links prove that. A user may have many processes. Two addresses count as the same user, since an
+    /// address proves nothing and may change.
     pub fn is_same_user(&self, other: &Self) -> bool {
         matches!((self, other), (Self::Machine(_), Self::Machine(_))) || self == other
     }

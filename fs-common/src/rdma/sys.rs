@@ -6,7 +6,7 @@ use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::time::Duration;
 
-/// A timeout as the kernel takes it. Capped at a day: longer sleeps end spuriously, which callers allow for.
+/// A timeout in the kernel's form. Capped at a day: longer sleeps end spuriously, which callers allow for.
 pub(super) fn timespec(timeout: Duration) -> Timespec {
     let timeout = timeout.min(Duration::from_secs(86_400));
     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) }
@@ -17,7 +17,7 @@ pub(super) fn new_eventfd() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Rings a doorbell. It can fail only with a counter at its limit, which means it has rung.
+/// Rings a doorbell. It fails only if the counter is at its limit, and then the doorbell has rung.
 pub(super) fn ring_eventfd(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
@@ -48,10 +48,10 @@ pub(super) fn wait_readable(fd: &OwnedFd, timeout: Duration) -> io::Result<bool>
     }
 }
 
-/// Whether the other end of a connected socket is gone: closed, or dead. Does not wait; what cannot be asked is gone.
+/// Whether the other end of a connected socket is gone: closed, or dead. Does not wait. If the kernel cannot tell, it counts as gone.
 pub(super) fn is_hung_up(fd: &OwnedFd) -> bool {
     loop {
-        // HUP and ERR are told unasked.
+        // The kernel reports HUP and ERR even if they are not asked for.
         let mut fds = [PollFd::new(fd, PollFlags::RDHUP)];
         match rustix::event::poll(&mut fds, Some(&timespec(Duration::ZERO))) {
             Ok(events) => return events > 0,

@@ -1,12 +1,12 @@
 //! Endpoints: the places where servers listen, as people write them.
 //!
-//! `rdma://host:port` (an RNIC, by the address of its interface; `?device=mlx5_0&port=1&gid=3` behind it names one), `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket),
-//! `shm:///path` (shared memory, set up over a Unix socket at that path).
+//! `rdma://host:port` (an RNIC, by the address of its interface; `?device=mlx5_0&port=1&gid=3` behind it names one),
+//! `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket), `shm:///path` (shared memory, set up over a Unix socket at that path).
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The port when a `tcp://` or `rdma://` endpoint names none.
+/// The port of a `tcp://` or `rdma://` endpoint that names none.
 pub const DEFAULT_PORT: u16 = 7950;
 
 /// Where a server can be reached.
@@ -25,7 +25,7 @@ pub enum Endpoint {
         host: String,
         /// Port, in rdma_cm's own space.
         port: u16,
-        /// This machine's RNIC, if it is not to follow from the address.
+        /// The RNIC of this machine to use; `None`: the one that follows from the address.
         via: Option<Via>,
     },
     /// Software RNIC's TCP protocol over a Unix socket.
@@ -34,19 +34,19 @@ pub enum Endpoint {
     Shm(PathBuf),
 }
 
-/// Which of this machine's RNICs is meant.
+/// The choice of one of this machine's RNICs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Via {
-    /// As `rdma link` calls it.
+    /// The device's name, as in `rdma link`.
     pub device: String,
-    /// Of the device, from 1.
+    /// The device's port, from 1.
     pub port: u8,
-    /// Place in the port's table of GIDs; `None`: the first that goes with the address.
+    /// Index in the port's table of GIDs; `None`: the first that fits the address.
     pub gid: Option<u32>,
 }
 
 impl Via {
-    /// Of what stands behind the question mark.
+    /// Parses the text behind the question mark.
     fn parse(text: &str) -> Result<Self, &'static str> {
         let (mut device, mut port, mut gid) = (None, None, None);
         for part in text.split('&') {

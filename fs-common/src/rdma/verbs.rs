@@ -11,18 +11,18 @@
 //! * A bad key, a range past the region or a missing right completes at the initiator with `RemoteAccess`, puts
 //!   the queue pair into `Error` (as an RC QP does), and changes nothing at the target.
 //! * After a queue pair enters `Error`, every outstanding work request completes with `Flushed`.
-//! * SENDs and WRITEs of at most [`QueuePair::max_inline`] bytes are copied when they are posted: their memory is the poster's again at once.
-//! * Unsignalled work requests complete silently unless they fail.
+//! * SENDs and WRITEs of at most [`QueuePair::max_inline`] bytes are copied when they are posted: the poster may change their memory at once.
+//! * Unsignaled work requests complete silently unless they fail.
 //! * A FLUSH covers every earlier SEND, WRITE and atomic of its queue pair to its range. It is refused with
 //!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
 //!   persistence domain (hardware: `RemoteAccess`), and fails with `RemoteOperation` if the device behind it does. How far it goes:
 //!   [`FlushReach`], of a device and of a region.
-//! * A READ loads an aligned word of eight bytes whole, in ranges of up to 512 bytes, and a queue pair's later READs see what is at least
-//!   as new (IBTA volume 1, 9.5: requests execute in order; PCIe reads of a cache line are coherent).
+//! * A READ never tears an aligned word of eight bytes, in ranges of up to 512 bytes, and a queue pair's later READs see nothing older (IBTA volume
+//!   1, 9.5: requests execute in order; PCIe reads of a cache line are coherent).
 //! * A WRITE whose end is aligned to eight bytes stores its last eight bytes after all others
 //!   (`Capabilities::word_last`).
 //!
-//! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
+//! Only `CompletionQueue::wait`, `ProtectionDomain::connect` and `Listener::accept` block.
 
 use super::hardware::HardwareFigures;
 use super::memory_window::MemoryWindow;
@@ -45,7 +45,7 @@ pub struct WrId(pub u64);
 /// Rights of a registration, after `ibv_access_flags`. Local reading is always allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The local RNIC may write it (receives, READ targets).
+    /// The local RNIC may write the memory (receives, targets of READs).
     pub local_write: bool,
     /// Peers may READ it.
     pub remote_read: bool,
@@ -55,14 +55,14 @@ pub struct Access {
     pub remote_atomic: bool,
     /// Peers may FLUSH it (`IBV_ACCESS_FLUSH_GLOBAL`, and with a persistence domain `IBV_ACCESS_FLUSH_PERSISTENT`).
     pub remote_flush: bool,
-    /// So many of its first bytes, whole pages, are the owner's: peers may READ and FLUSH them by the region's
-    /// [`MemoryRegion::read_rkey`], and neither WRITE them nor do atomics there. Over shared memory, where the initiator is the RNIC,
-    /// it is not kept from them: who maps memory is trusted.
+    /// Number of first bytes, in whole pages, that belong to the owner: peers may READ and FLUSH them by the region's [`MemoryRegion::read_rkey`],
+    /// but neither WRITE them nor do atomics there. Over shared memory, where the initiator is the RNIC, nothing enforces this: peers that map memory
+    /// are trusted.
     pub own_bytes: u64,
 }
 
 impl Access {
-    /// Everything.
+    /// All rights.
     pub const ALL: Self = Self {
         local_write: true,
         remote_read: true,
@@ -71,7 +71,7 @@ impl Access {
         remote_flush: true,
         own_bytes: 0,
     };
-    /// Nothing but local reading.
+    /// Only local reading.
     pub const NONE: Self = Self {
         local_write: false,
         remote_read: false,
@@ -80,16 +80,16 @@ impl Access {
         remote_flush: false,
         own_bytes: 0,
     };
-    /// For buffers only the local side fills and peers read nothing from: receive buffers, READ targets.
+    /// For buffers that only the local side fills, and peers never read: receive buffers, targets of READs.
     pub const LOCAL: Self = Self { local_write: true, ..Self::NONE };
 }
 
 /// A range of locally registered memory: one scatter-gather element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
-    /// Which registration.
+    /// The registration.
     pub lkey: Lkey,
-    /// Offset inside it, in bytes.
+    /// Offset in the registered memory, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
@@ -100,14 +100,14 @@ impl Sge {
     pub const EMPTY: Self = Self { lkey: Lkey(0), offset: 0, len: 0 };
 }
 
-/// What a one-sided work request names at the target.
+/// The memory or file that a one-sided work request names at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remote {
     /// A range of a plain memory region; `offset` counts from the region's start.
     Memory {
         /// The region's remote key.
         rkey: Rkey,
-        /// Byte offset inside it.
+        /// Byte offset in the region.
         offset: u64,
     },
     /// A range of a file (FileMR section 3): the target translates. Pages on SSD come back as the magic
@@ -128,21 +128,21 @@ pub enum Remote {
     },
 }
 
-/// How far a FLUSH takes what was written (IBTA memory placement extensions, placement type).
+/// How far a FLUSH takes the written bytes (IBTA memory placement extensions, placement type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// Whoever reads the memory at the target sees it.
+    /// Everybody who reads the memory at the target sees the bytes.
     Visibility,
-    /// It outlives a crash of the target. Only regions with a persistence domain have this.
+    /// The bytes outlive a crash of the target. Only regions with a persistence domain support this.
     Persistence,
 }
 
-/// How far a FLUSH goes.
+/// How far a FLUSH can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlushReach {
-    /// There is none. For visibility the initiator READs the range's last byte instead: a READ comes behind earlier WRITEs, and pushes
-    /// them to where the target's processors see them. For persistence it is refused with `RemoteInvalid`: the target's processor has
-    /// to do that when it is told (RFlush).
+    /// There is no FLUSH. For visibility the initiator READs the range's last byte instead: a READ comes behind earlier WRITEs, and pushes them to
+    /// where the target's processors see them. Persistence is refused with `RemoteInvalid`: the target's processor has to flush when it is told to
+    /// (RFlush).
     None,
     /// To visibility.
     Visibility,
@@ -151,7 +151,7 @@ pub enum FlushReach {
 }
 
 impl FlushReach {
-    /// Of a region with these rights, at a device that goes as far as the region's persistence domain lets it.
+    /// The reach of a region with these rights, at a device that can do everything that the region's persistence domain allows.
     pub fn of(access: Access, has_domain: bool) -> Self {
         match has_domain {
             _ if !access.remote_flush => Self::None,
@@ -160,7 +160,7 @@ impl FlushReach {
         }
     }
 
-    /// For status.
+    /// Its name, for status.
     pub const fn label(self) -> &'static str {
         match self {
             Self::None => "no FLUSH: visibility by READ, persistence by the receiver (RFlush)",
@@ -179,33 +179,32 @@ pub enum SendOp {
     SendImm(u32),
     /// One-sided read into the local range.
     Read(Remote),
-    /// One-sided write from the local range: to `Remote::Memory`, and to `Remote::File` where the target takes it (`FileTarget::write_file`).
+    /// One-sided write from the local range: to `Remote::Memory`, or to `Remote::File` at a target that supports it (`FileTarget::write_file`).
     Write(Remote),
-    /// One-sided write that also consumes a receive at the peer and hands it the immediate.
+    /// One-sided write that also consumes a receive at the peer, and delivers the immediate there.
     WriteImm(Remote, u32),
     /// 64-bit compare and swap at an 8-byte aligned place; the old value lands in the local range (8 bytes).
     CompareSwap {
-        /// Where.
+        /// The aligned place.
         remote: Remote,
-        /// Swap only if this is there.
+        /// The value to compare with: the swap happens only if it is there.
         expect: u64,
-        /// What to put.
+        /// The value to store.
         swap: u64,
     },
     /// 64-bit fetch and add; the old value lands in the local range (8 bytes).
     FetchAdd {
-        /// Where.
+        /// The aligned place.
         remote: Remote,
-        /// What to add.
+        /// The value to add.
         add: u64,
     },
-    /// Takes `len` bytes of remote memory, as earlier requests of this queue pair left them, as far as `placement`
-    /// says, and completes then. The local range is empty. Later requests may execute before it is done, though
-    /// their completions come behind its.
+    /// Takes `len` bytes of remote memory, as earlier requests of this queue pair left them, as far as `placement` says, and completes then. The
+    /// local range is empty. Later requests may execute before the FLUSH is done, but complete after it.
     Flush {
-        /// Where; only `Remote::Memory`.
+        /// The first byte; only `Remote::Memory`.
         remote: Remote,
-        /// How many bytes.
+        /// Number of bytes.
         len: u32,
         /// How far.
         placement: Placement,
@@ -213,7 +212,7 @@ pub enum SendOp {
 }
 
 impl SendOp {
-    /// Of its completion.
+    /// The kind of its completion.
     pub fn kind(&self) -> CompletionKind {
         match self {
             Self::Send | Self::SendImm(_) => CompletionKind::Send,
@@ -229,26 +228,26 @@ impl SendOp {
 /// A send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWr {
-    /// Comes back in the completion.
+    /// The poster's name for the request, which comes back in the completion.
     pub wr_id: WrId,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
     /// Local bytes: source of sends and writes, target of reads and atomics.
     pub local: Sge,
-    /// Whether success makes a completion, too.
+    /// Whether success makes a completion, too. Failure always does.
     pub signaled: bool,
 }
 
-/// A receive work request: where the next incoming message goes.
+/// A receive work request: room for one incoming message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvWr {
-    /// Comes back in the completion.
+    /// The poster's name for the request, which comes back in the completion.
     pub wr_id: WrId,
     /// Room for the message.
     pub local: Sge,
 }
 
-/// How a work request ended, after `ibv_wc_status`.
+/// The result of a work request, after `ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WcStatus {
     /// Done.
@@ -257,11 +256,11 @@ pub enum WcStatus {
     LocalLength,
     /// The local key or range is not registered, or not for this use.
     LocalProtection,
-    /// The target refused: key, range, right.
+    /// The target refused the request: key, range or right.
     RemoteAccess,
-    /// The target does not do this operation.
+    /// The target does not support this operation.
     RemoteInvalid,
-    /// The target could not do it this time (`IBV_WC_REM_OP_ERR`).
+    /// The target could not execute the request this time (`IBV_WC_REM_OP_ERR`).
     RemoteOperation,
     /// The queue pair went into `Error` before this request was done.
     Flushed,
@@ -269,7 +268,7 @@ pub enum WcStatus {
     Disconnected,
 }
 
-/// What kind of work request completed.
+/// The kind of the work request that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum CompletionKind {
@@ -288,15 +287,15 @@ pub enum CompletionKind {
 /// One completion, after `ibv_wc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Of the work request.
+    /// The name of the work request.
     pub wr_id: WrId,
     /// The queue pair it was posted to.
     pub qp: QpNumber,
-    /// What it was.
+    /// The kind of the request.
     pub kind: CompletionKind,
-    /// How it ended.
+    /// The result.
     pub status: WcStatus,
-    /// Bytes that arrived: of a receive or a read (a file read may stop at the end of the file).
+    /// Bytes that arrived, for a receive or a read (a file read may stop at the end of the file).
     pub byte_len: u32,
     /// Immediate data, if any came.
     pub imm: Option<u32>,
@@ -321,7 +320,7 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// Whether the state machine above has this edge.
+    /// Whether the table above has this transition.
     pub const fn may_become(self, next: QpState) -> bool {
         matches!(
             (self, next),
@@ -337,16 +336,16 @@ pub enum PostError {
     /// The queue is full: poll completions first.
     #[error("the work queue is full after {posted} requests; poll completions, then post the rest")]
     QueueFull {
-        /// How many requests of the list were posted.
+        /// Number of requests of the list that were posted.
         posted: usize,
     },
-    /// The queue pair cannot take this in its state.
+    /// The queue pair does not take requests in its state.
     #[error("the queue pair is in state {state:?}; make a new connection")]
     BadState {
         /// The state it is in.
         state: QpState,
     },
-    /// Receives of this queue pair come from elsewhere.
+    /// The queue pair takes its receives from a shared queue.
     #[error("this queue pair takes its receives from a shared queue; post them there")]
     SharedReceives,
 }
@@ -357,9 +356,9 @@ pub enum RdmaError {
     /// The operating system refused.
     #[error("{action} {endpoint}: {source}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Where.
+        /// The endpoint.
         endpoint: String,
         /// Why it failed.
         source: std::io::Error,
@@ -367,32 +366,32 @@ pub enum RdmaError {
     /// The peer speaks another protocol or version, or broke the handshake.
     #[error("handshake with {endpoint} failed: {reason}")]
     Handshake {
-        /// With whom.
+        /// The endpoint.
         endpoint: String,
-        /// What was wrong and what to do.
+        /// What was wrong, and what to do.
         reason: String,
     },
-    /// The peer will not have us.
+    /// The peer refuses the connection.
     #[error("{endpoint} refused the connection: {reason}")]
     Refused {
-        /// Who.
+        /// The endpoint.
         endpoint: String,
-        /// Why, in the peer's words.
+        /// The reason, in the peer's words.
         reason: String,
     },
-    /// Who listens there is nobody this side tells anything.
+    /// This side does not trust the user who listens there.
     #[error(
         "user {uid} listens at {endpoint}, and not root or you; if that is to be your server, say so: --server-user {uid}, or \
          for a mount -o server-user={uid} ({overflow} is anybody whom this user namespace does not know)",
         overflow = OVERFLOW_USER
     )]
     Untrusted {
-        /// Where.
+        /// The endpoint.
         endpoint: String,
-        /// Who.
+        /// The user.
         uid: u32,
     },
-    /// This device cannot do that.
+    /// The device does not support this.
     #[error("{0}")]
     Unsupported(String),
     /// The listener or device was shut down.
@@ -400,7 +399,7 @@ pub enum RdmaError {
     Closed,
 }
 
-/// What a device can do beyond plain verbs.
+/// Abilities of a device beyond plain verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The target translates `Remote::File` and `Remote::Bitmap`.
@@ -413,23 +412,21 @@ pub struct Capabilities {
     pub max_transfer_bytes: u32,
     /// Largest depth of a queue.
     pub max_queue_depth: u32,
-    /// A WRITE's last aligned word is stored after its other bytes, so that a poller that finds it finds them.
+    /// A WRITE's last aligned word is stored after its other bytes: a poller that finds it finds them, too.
     pub word_last: bool,
-    /// How far a FLUSH goes that is posted here: what the RNIC and the library before it can. The region has its say, too
-    /// ([`MemoryRegion::flush_reach`]).
+    /// How far a FLUSH that is posted here can reach, by the RNIC and its library. The region bounds it, too ([`MemoryRegion::flush_reach`]).
     pub flush: FlushReach,
-    /// The RNIC has ATOMIC WRITE (IBTA memory placement extensions). For status: nothing posts it.
+    /// The RNIC has ATOMIC WRITE (IBTA memory placement extensions). For status only: nothing posts it.
     pub atomic_write: bool,
     /// There are shared receive queues ([`ProtectionDomain::create_shared_receives`]).
     pub shared_receives: bool,
     /// There are memory windows ([`QueuePair::create_window`]).
     pub memory_windows: bool,
-    /// A FLUSH covers SENDs too: the target's RNIC places a message without the target's CPU, or orders the FLUSH
-    /// behind whoever places it.
+    /// A FLUSH covers SENDs, too: the target's RNIC places messages without the target's CPU, or orders the FLUSH behind their placement.
     pub flush_after_send: bool,
 }
 
-/// Which link carries a connection.
+/// The link that carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkKind {
     /// Software RNIC over shared memory.
@@ -444,11 +441,11 @@ pub enum LinkKind {
     Sim,
 }
 
-/// The session a connection's one-sided file requests are checked against; 0: none, everything is refused.
+/// The session whose rights the one-sided file requests of a connection need; 0: no session, all are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RegionOwner(pub u64);
 
-/// Names a window the target exports whole for initiator translation.
+/// A window that the target exports, as a whole, to initiators that translate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum WindowId {
@@ -465,33 +462,32 @@ impl WindowId {
     pub const ALL: [WindowId; 3] = [WindowId::Frames, WindowId::Residency, WindowId::FileTable];
 }
 
-/// How far the NIC engine came with a file read.
+/// What the NIC engine achieved of a file read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileRead {
-    /// Done: so many bytes precede the end of the file.
+    /// The read is done: this number of bytes precedes the end of the file.
     Done(usize),
     /// A page must be brought into memory first. The queue pair stalls while `read_file_faulting` does it.
     Faults,
 }
 
-/// How far it came with a file write.
+/// What the NIC engine achieved of a file write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileWrite {
     /// The file has the bytes.
     Done,
-    /// It must be waited for something first. The queue pair stalls while `write_file_faulting` does it.
+    /// The write has to wait first. The queue pair stalls while `write_file_faulting` does it.
     Faults,
 }
 
-/// The target's side of target translation: how the NIC engine reads files without an RPC worker.
+/// The target's side of target translation: the NIC engine reads files without an RPC worker.
 pub trait FileTarget: Send + Sync {
-    /// Fills `out` with the file's bytes from `offset` on: holes and unwritten ranges as zeros, pages that are
-    /// not resident (or will not hold still) as the magic pattern, or, where the target faults instead, not at all.
-    /// Never blocks on disk, network or a lock held across one.
+    /// Fills `out` with the file's bytes from `offset` on: holes and unwritten ranges as zeros, pages that are not resident (or change all the time)
+    /// as the magic pattern. A target that faults instead leaves `out` alone. Never blocks on disk, network or a lock held across one.
     ///
     /// # Errors
-    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to read;
-    /// `RemoteInvalid` if this target reads no files; `RemoteOperation` if the bytes cannot be had this way now.
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to read; `RemoteInvalid` if this target reads no
+    /// files; `RemoteOperation` if the bytes cannot be read in this way now.
     fn read_file(
         &self,
         owner: RegionOwner,
@@ -500,8 +496,8 @@ pub trait FileTarget: Send + Sync {
         out: &mut [u8],
     ) -> Result<FileRead, WcStatus>;
 
-    /// Does what `read_file` found to fault, and may block on a disk meanwhile: never called on the NIC engine's
-    /// thread. Returns how many bytes precede the end of the file.
+    /// Does a read for which `read_file` returned `Faults`. May block on a disk: never called on the NIC engine's thread. Returns how many bytes
+    /// precede the end of the file.
     ///
     /// # Errors
     /// As `read_file`.
@@ -516,12 +512,12 @@ pub trait FileTarget: Send + Sync {
         Err(WcStatus::RemoteInvalid)
     }
 
-    /// Overwrites bytes that the file has; its length and mapping stay, and so do its times. Never blocks on disk, network or a lock held
-    /// across one. For comparison only: a target takes no such writes unless it says otherwise.
+    /// Overwrites bytes that the file has; its length, mapping and times stay. Never blocks on disk, network or a lock held across one. For
+    /// comparisons only: by default a target refuses such writes.
     ///
     /// # Errors
-    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to write, or if the file has no
-    /// bytes there; `RemoteInvalid` if this target takes no writes to files; `RemoteOperation` if it cannot be done this way now.
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to write, or if the file has no bytes there;
+    /// `RemoteInvalid` if this target takes no writes to files; `RemoteOperation` if the write cannot be done in this way now.
     fn write_file(
         &self,
         owner: RegionOwner,
@@ -533,7 +529,7 @@ pub trait FileTarget: Send + Sync {
         Err(WcStatus::RemoteInvalid)
     }
 
-    /// Does what `write_file` found to fault, and may block meanwhile: never called on the NIC engine's thread.
+    /// Does a write for which `write_file` returned `Faults`. May block: never called on the NIC engine's thread.
     ///
     /// # Errors
     /// As `write_file`.
@@ -561,12 +557,12 @@ pub trait FileTarget: Send + Sync {
     ) -> Result<(), WcStatus>;
 }
 
-/// A window that is not mapped: READs reach it. Everything read is untrusted bytes.
+/// A window that is not mapped: initiators READ it. Bytes read there are untrusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteRange {
-    /// Key of the region, whole.
+    /// Key of the region that is the whole window.
     pub rkey: Rkey,
-    /// Its length in bytes.
+    /// Length of the window in bytes.
     pub len: u64,
 }
 
@@ -577,31 +573,31 @@ impl RemoteRange {
     }
 }
 
-/// A registered range of memory, after `ibv_mr`. Deregistered when the last reference goes.
+/// Registered memory, after `ibv_mr`. Deregistered when the last reference is dropped.
 ///
-/// Offsets in work requests count from its first byte, here and at peers, wherever it is mapped.
+/// Offsets in work requests count from the memory's first byte, here and at peers, wherever it is mapped.
 ///
 /// # Draining
-/// Who lets go of memory drains first: all work requests of this side that name it have completed, and peers have no more use for its key.
-/// What comes later is refused, and breaks its queue pair: a request of this side with `LocalProtection`, a peer's with `RemoteAccess`. When
-/// the last reference has gone, which can take as long as a copy that is under way, nobody touches the memory in the region's name any
-/// more. (A peer that maps memory, over `shm`, ends the copy it has begun.)
+/// Before the owner drops memory, it waits until all its own work requests that name the memory have completed, and peers no longer use its key.
+/// Later requests are refused, and break their queue pair: a request of this side with `LocalProtection`, a peer's with `RemoteAccess`. Dropping the
+/// last reference may take as long as a copy that is under way; after it nobody accesses the memory in the region's name. (A peer that maps the
+/// memory, over `shm`, ends the copy that it has begun.)
 pub trait MemoryRegion: Send + Sync {
-    /// For local use.
+    /// The key for local use.
     fn lkey(&self) -> Lkey;
-    /// To tell peers.
+    /// The key for peers.
     fn rkey(&self) -> Rkey;
-    /// To tell peers that read all of it, also the owner's bytes ([`Access::own_bytes`]). Hardware has one right for all bytes of a key: so
-    /// where there are such bytes, this key reads and flushes all and writes none, and [`Self::rkey`] names those behind them.
+    /// The key for peers that read the whole region, including the owner's bytes ([`Access::own_bytes`]). Hardware gives one right to all bytes of a
+    /// key: so with owner's bytes this key allows to READ and FLUSH everything, and [`Self::rkey`] names only the bytes behind them.
     fn read_rkey(&self) -> Rkey {
         self.rkey()
     }
-    /// How far peers' FLUSHes take it.
+    /// How far peers' FLUSHes of this region reach.
     fn flush_reach(&self) -> FlushReach;
-    /// The memory itself.
+    /// The memory.
     fn memory(&self) -> &Arc<SharedMemory>;
 
-    /// What work requests, here and at peers, add to an offset: 0, but for memory that an RNIC follows through the process's page table.
+    /// The number that work requests add to an offset, here and at peers: 0, except for memory that an RNIC follows through the process's page table.
     fn first_address(&self) -> u64 {
         0
     }
@@ -612,25 +608,25 @@ pub trait MemoryRegion: Send + Sync {
     }
 }
 
-/// Queues' sizes and where completions go.
+/// Sizes of a queue pair's queues, and its completion queues.
 #[derive(Clone)]
 pub struct QpConfig {
-    /// Completions of send work requests.
+    /// The queue for completions of send work requests.
     pub send_cq: Arc<dyn CompletionQueue>,
-    /// Completions of receives.
+    /// The queue for completions of receives.
     pub recv_cq: Arc<dyn CompletionQueue>,
-    /// Outstanding send work requests.
+    /// Most outstanding send work requests.
     pub send_depth: u32,
-    /// Outstanding receives, where the queue pair has its own.
+    /// Most outstanding receives, for a queue pair with receives of its own.
     pub recv_depth: u32,
-    /// Where it takes its receives from instead: a queue of the same protection domain.
+    /// The queue from which it takes its receives instead. It must be of the same protection domain.
     pub shared_receives: Option<Arc<dyn SharedReceiveQueue>>,
-    /// How long SENDs and WRITEs are, in bytes, that are best copied when they are posted, which spares the RNIC a read of memory. A wish.
+    /// The longest SENDs and WRITEs, in bytes, that a post should copy, which spares the RNIC a read of memory. The provider may copy less.
     pub max_inline: u32,
 }
 
 impl QpConfig {
-    /// Completions of both kinds to one queue, and receives of its own.
+    /// One queue for both kinds of completions, and receives of its own.
     pub fn new(cq: &Arc<dyn CompletionQueue>, send_depth: u32, recv_depth: u32) -> Self {
         Self {
             send_cq: cq.clone(),
@@ -642,7 +638,7 @@ impl QpConfig {
         }
     }
 
-    /// With a wish for [`QpConfig::max_inline`].
+    /// The same with this [`QpConfig::max_inline`].
     pub fn inline(self, max_inline: u32) -> Self {
         Self { max_inline, ..self }
     }
@@ -659,45 +655,45 @@ impl QpConfig {
 
 /// A reliable connection.
 pub trait QueuePair: Send + Sync {
-    /// Number within the device.
+    /// Number in the device.
     fn number(&self) -> QpNumber;
-    /// Where the state machine is.
+    /// The state of the queue pair.
     fn state(&self) -> QpState;
-    /// Which link carries it.
+    /// The link that carries it.
     fn link(&self) -> LinkKind;
-    /// Who is at the other end.
+    /// The peer at the other end.
     fn peer(&self) -> PeerIdentity;
-    /// Up to how many bytes a post copies; 0: none.
+    /// The most bytes of a request that a post copies; 0: none.
     fn max_inline(&self) -> u32 {
         0
     }
     /// Posts requests and rings the doorbell once.
     ///
     /// # Errors
-    /// `PostError` says how many were taken.
+    /// `PostError` tells how many were posted.
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError>;
-    /// Posts receive buffers; not where they come from a shared queue.
+    /// Posts receive buffers, to a queue pair with receives of its own.
     ///
     /// # Errors
     /// As `post_send`.
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError>;
-    /// A window on memory for this queue pair's peer, bound to nothing yet.
+    /// A window on memory for this queue pair's peer, not bound yet.
     ///
     /// # Errors
-    /// `Unsupported` where [`Capabilities::memory_windows`] is not set; `RdmaError` if the device has no more.
+    /// `Unsupported` if [`Capabilities::memory_windows`] is not set; `RdmaError` if the device has no more windows.
     fn create_window(&self) -> Result<Arc<dyn MemoryWindow>, RdmaError> {
         Err(RdmaError::Unsupported(
             "this device has no memory windows; register what peers are to reach".to_owned(),
         ))
     }
-    /// Target side: whose filekeys the peer's file requests may name from now on.
+    /// Target side: from now on the peer's file requests may name the filekeys of this session.
     fn set_region_owner(&self, owner: RegionOwner);
     /// Disconnects; outstanding requests are flushed. Idempotent.
     fn close(&self);
 }
 
-/// Where completions are polled from, after `ibv_cq` with a completion channel. `Any`, so that a provider knows its
-/// own queues again when a queue pair is made with them.
+/// A queue from which completions are polled, after `ibv_cq` with a completion channel. It is `Any`, so that a provider recognises its own queues
+/// when a queue pair is made with them.
 pub trait CompletionQueue: Any + Send + Sync {
     /// Appends up to `max` completions to `out` and returns how many. Never blocks. Also drives the provider
     /// where it has no thread of its own.
@@ -714,12 +710,12 @@ pub trait CompletionQueue: Any + Send + Sync {
     fn wait(&self, timeout: Duration);
 }
 
-/// What protects memory regions from queue pairs of others, after `ibv_pd`.
+/// Memory regions can be used only by queue pairs of the same protection domain, after `ibv_pd`.
 pub trait ProtectionDomain: Send + Sync {
     /// Registers memory.
     ///
     /// # Errors
-    /// `RdmaError` if the device cannot take it.
+    /// `RdmaError` if the device cannot register the memory.
     fn register(&self, memory: Arc<SharedMemory>, access: Access)
     -> Result<Arc<dyn MemoryRegion>, RdmaError>;
     /// Registers memory whose ranges peers may FLUSH to persistence, through `domain`.
@@ -735,70 +731,70 @@ pub trait ProtectionDomain: Send + Sync {
     /// Receives that queue pairs of this domain can share, `depth` of them.
     ///
     /// # Errors
-    /// `Unsupported` where [`Capabilities::shared_receives`] is not set; `RdmaError` if the device has no room for it.
+    /// `Unsupported` if [`Capabilities::shared_receives`] is not set; `RdmaError` if the device has no room for it.
     fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
         Err(RdmaError::Unsupported(format!(
             "this device has no shared receive queues (asked for one of {depth}); post receives to each queue pair"
         )))
     }
-    /// Target side: memory that whoever connects to a listener of this domain from now on maps whole, for reading, where the link maps
-    /// memory. Whoever is to READ it is told its key: see [`RemoteRange`].
+    /// Target side: peers that connect from now on to a listener of this domain map this memory as a whole, for reading, if the link maps memory.
+    /// Peers that READ it instead are told its key: see [`RemoteRange`].
     fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>);
     /// Connects to a listener; the queue pair is ready to send when this returns. Blocking, bounded by
     /// `options.timeout`.
     ///
     /// # Errors
-    /// `RdmaError`, saying what to do.
+    /// `RdmaError`, with advice.
     fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError>;
     /// Listens on an endpoint.
     ///
     /// # Errors
-    /// `RdmaError`, saying what to do.
+    /// `RdmaError`, with advice.
     fn listen(&self, endpoint: &Endpoint) -> Result<Box<dyn Listener>, RdmaError>;
 }
 
-/// What a connect needs.
+/// Parameters of a connect.
 pub struct ConnectOptions {
-    /// Queues.
+    /// The queues.
     pub qp: QpConfig,
     /// Receives to post before the peer can send.
     pub receives: Vec<RecvWr>,
-    /// How long to try.
+    /// The longest time to try.
     pub timeout: Duration,
 }
 
 /// A new connection, at the side that connected.
 pub struct Connected {
-    /// Ready to send.
+    /// The queue pair, ready to send.
     pub qp: Arc<dyn QueuePair>,
-    /// Windows that the target exports and this link maps, for reading, in `WindowId::ALL` order; empty where links map nothing. Everything
-    /// read there is untrusted bytes.
+    /// Windows that the target exports and this link maps, for reading, in `WindowId::ALL` order; empty on a link that maps nothing. Bytes read there
+    /// are untrusted.
     pub windows: Vec<Arc<SharedMemory>>,
 }
 
-/// How long whoever connected may take to say hello: to a listener, and to a service that takes hellos of its own.
+/// How long a client may take to say hello after it has connected: to a listener, and to a service that has hellos of its own.
 pub const HELLO_WAIT: Duration = Duration::from_secs(5);
 
 /// A connection that asks to be accepted.
 pub trait Incoming: Send {
-    /// Who asks.
+    /// The peer that asks.
     fn peer(&self) -> PeerIdentity;
-    /// Which link.
+    /// The link.
     fn link(&self) -> LinkKind;
     /// Accepts: the queue pair is ready to send when this returns.
     ///
     /// # Errors
-    /// `RdmaError` if the peer went away or broke the handshake; nobody else is harmed.
+    /// `RdmaError` if the peer went away or broke the handshake, which affects nobody else.
     fn accept(self: Box<Self>, qp: QpConfig, receives: Vec<RecvWr>) -> Result<Arc<dyn QueuePair>, RdmaError>;
-    /// Refuses, telling the peer why.
+    /// Refuses, and tells the peer the reason.
     fn refuse(self: Box<Self>, reason: &str);
 }
 
 /// A listening endpoint.
 pub trait Listener: Send + Sync {
-    /// What it listens on, with the port the system chose if none was asked for.
+    /// The endpoint, with the port that the system chose if none was given.
     fn endpoint(&self) -> Endpoint;
-    /// Blocks for the next peer that got through the link's own checks.
+    /// Waits for the next peer that has passed the link's own checks.
     ///
     /// # Errors
     /// `RdmaError::Closed` after `close`.
@@ -807,35 +803,35 @@ pub trait Listener: Send + Sync {
     fn close(&self);
 }
 
-/// What a device has at the moment.
+/// Figures of a device at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFigures {
-    /// Bytes held because peers do not take them, or have not sent all of them.
+    /// Bytes held because peers do not take them, or have not sent all of a packet.
     pub held_bytes: usize,
-    /// How many there may be.
+    /// The most that may be held.
     pub held_bound: usize,
-    /// Clients that have connected, proven nothing and not said hello.
+    /// Clients that have connected, but have neither proven a key nor said hello.
     pub unheard_strangers: usize,
-    /// Clients that are known and have not said hello.
+    /// Clients whose peer is known, and that have not said hello.
     pub unheard_known: usize,
-    /// How many of either there may be at an endpoint.
+    /// The bound of each of the two, at one endpoint.
     pub unheard_bound: usize,
-    /// Proofs of keys that are kept, so that each is good for once.
+    /// Proofs of keys that are remembered, so that each is good once.
     pub knocks: usize,
-    /// How many there may be.
+    /// The most that are remembered.
     pub knocks_bound: usize,
     /// Connections one peer may make a second.
     pub arrivals_per_second: u32,
-    /// How many more at once.
+    /// Connections beyond that rate that one peer may make at once.
     pub arrivals_burst: u32,
-    /// Connections that were let wait because their peers make them faster.
+    /// Connections that had to wait, since their peers connect too fast.
     pub arrivals_delayed: u64,
-    /// Connections that were not listened to because too many of their peers' wait.
+    /// Connections that were turned away, since too many of their peers' were waiting.
     pub arrivals_turned_away: u64,
 }
 
 impl DeviceFigures {
-    /// Of two devices together.
+    /// The figures of two devices together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -856,17 +852,17 @@ impl DeviceFigures {
 
 /// An RNIC, real or software.
 pub trait Device: Send + Sync {
-    /// For status.
+    /// Its name, for status.
     fn name(&self) -> &str;
-    /// For status: figures of about this moment.
+    /// Its figures, for status.
     fn figures(&self) -> DeviceFigures {
         DeviceFigures::default()
     }
-    /// For status: what is told of it if it is hardware.
+    /// Its figures as hardware, for status; `None` for software.
     fn hardware(&self) -> Option<HardwareFigures> {
         None
     }
-    /// What it can do.
+    /// Its abilities.
     fn capabilities(&self) -> Capabilities;
     /// A new protection domain.
     ///
@@ -878,10 +874,10 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `RdmaError` if the device cannot.
     fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError>;
-    /// What protects connections between machines, for status.
+    /// How connections between machines are protected, for status.
     fn network_security(&self) -> &'static str {
         "none"
     }
-    /// Target side: who serves `Remote::File` and `Remote::Bitmap`.
+    /// Target side: sets the target that serves `Remote::File` and `Remote::Bitmap`.
     fn set_file_target(&self, target: Arc<dyn FileTarget>);
 }

@@ -1,8 +1,7 @@
-//! Redo records: the contents of the log, in a client's ring and in the server's segment alike (DESIGN section 5,
-//! durable RPC section 4.2).
+//! Redo records: the contents of a client's ring (durable RPC section 4.2).
 
 mod record;
-/// A client's ring of them.
+/// A client's ring of records.
 pub mod ring;
 
 pub use record::{

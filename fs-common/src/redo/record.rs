@@ -17,10 +17,9 @@
 //! | 64     | n     | data     | padded with zeros to a multiple of 8 |
 //! | 64 + n | 8     | operator | log, lsn and crc, mixed |
 //!
-//! The operator word is written by one store of 8 bytes, after everything before it is where it is to stay: where the
-//! word is right, the record is whole (durable RPC section 4.2, "the data is always persisted before the RPC
-//! operator"). Where that order is not available, as on a disk that tears and reorders sectors, the checksum proves the
-//! same.
+//! The operator word is written by one store of 8 bytes, after all bytes before it are in their final place: if the word is right, the record is
+//! complete (durable RPC section 4.2, "the data is always persisted before the RPC operator"). Where that order cannot be had, as on a disk that
+//! tears and reorders sectors, the checksum proves the same.
 //!
 //! # Invariants
 //! * Bytes of an earlier life of the log are never valid: log and lsn are in checksum and operator word.
@@ -36,19 +35,19 @@ pub const HEADER_LEN: usize = 64;
 pub const OPERATOR_LEN: usize = 8;
 /// Records begin at multiples of this.
 pub const ALIGNMENT: usize = 8;
-/// Data of one record at most: one transfer and what describes it.
+/// Most data of one record: one transfer and its description.
 pub const MAX_DATA_BYTES: usize = (1 << 20) + 4096;
 
 const MAGIC: [u8; 4] = *b"CFRL";
 const RECORD_VERSION: u16 = 1;
-/// Where the checksum stands.
+/// Offset of the checksum.
 const CRC_AT: usize = 56;
 
 /// One life of one log: drawn at random when a log is made or emptied as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LogId(pub u64);
 
-/// What a record's data is.
+/// The kind of a record's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum RecordKind {
@@ -60,10 +59,10 @@ pub enum RecordKind {
     Wrap = 3,
 }
 
-/// Why bytes are no record.
+/// Why there is no record in some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Nothing was ever written here, or by another life of the log, or not to its end.
+    /// Nothing was ever written here, or only by another life of the log, or not completely.
     #[error("no record is here")]
     Absent,
     /// There is a record of this log, but its bytes are not what was written.
@@ -95,11 +94,11 @@ const _: () = assert!(size_of::<Raw>() == HEADER_LEN);
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// What the data is.
+    /// The kind of the data.
     pub kind: RecordKind,
     /// Its number.
     pub lsn: LogSeq,
-    /// Whose request it is of.
+    /// The client that made the request.
     pub client: ClientId,
     /// The request's slot.
     pub slot: SlotIndex,
@@ -109,13 +108,13 @@ pub struct Record<'a> {
     pub data: &'a [u8],
 }
 
-/// Bytes of a record with so much data.
+/// Bytes of a record with this much data.
 pub const fn encoded_len(data_len: usize) -> usize {
     HEADER_LEN + data_len.next_multiple_of(ALIGNMENT) + OPERATOR_LEN
 }
 
 fn operator(log: LogId, lsn: LogSeq, crc: u32) -> u64 {
-    // Never zero by accident: what nobody wrote is zeros.
+    // Never zero, since memory that was never written is zeros.
     (log.0 ^ lsn.0.rotate_left(32) ^ u64::from(crc)) | 1
 }
 
@@ -148,7 +147,7 @@ pub fn encode(log: LogId, record: &Record<'_>, out: &mut Vec<u8>) {
 /// The record `lsn` of `log` at the start of `bytes`, and how many bytes it takes.
 ///
 /// # Errors
-/// [`RecordError`]; `Damaged` only if the operator word says that all of it had been written.
+/// [`RecordError`]; `Damaged` only if the operator word shows that the whole record had been written.
 pub fn parse(log: LogId, lsn: LogSeq, bytes: &[u8]) -> Result<(Record<'_>, usize), RecordError> {
     let (raw, rest) = Raw::ref_from_prefix(bytes).map_err(|_| RecordError::Absent)?;
     if raw.magic != MAGIC || raw.log.get() != log.0 || raw.lsn.get() != lsn.0 {
@@ -268,7 +267,7 @@ mod tests {
             before in any::<u8>(),
             present in prop::collection::vec(any::<bool>(), 1..9),
         ) {
-            // Sectors of a write that were lost, over whatever was there.
+            // Some sectors of the write were lost: they have their old bytes.
             let whole = encoded(&record(&data));
             let mut torn = vec![before; whole.len()];
             for (index, sector) in whole.chunks(512).enumerate() {

@@ -9,11 +9,11 @@
 //! pages:    units x unit_pages    one u8 a page of the unit, saturating
 //! ```
 //!
-//! Records are found by the hash of (filekey, unit), within `PROBES` places. A unit for which there is no room is not
-//! counted in this period; one that was not read since the last pull makes room for another.
+//! A record is found by the hash of (filekey, unit), within `PROBES` places. A unit without a place is not counted in this period; a unit that was
+//! not read since the last pull gives its place to another.
 //!
-//! The paper counts each unit of one large memory region; files come and go, so here the counters are a table of the
-//! units that were read. It also counts units only; with the page counters the server can keep single hot pages.
+//! The paper counts each unit of one large memory region. Here files come and go, so the counters are a table of the units that were read. The paper
+//! counts only units; with the page counters the server can also keep single hot pages.
 
 use crate::ids::FileKey;
 use crate::memory::SharedMemory;
@@ -26,16 +26,16 @@ use std::sync::atomic::Ordering;
 pub const UNIT_RECORD_LEN: usize = 16;
 /// Largest sample unit: 16 MiB.
 pub const MAX_SAMPLE_UNIT_PAGES: u32 = 4096;
-/// Bytes of a client's counters at most; the number of units follows from it.
+/// Most bytes of a client's counters; the number of units follows from it.
 const MAX_COUNTERS_BYTES: usize = 4 << 20;
-/// Units at most: with units of a page the table would else be longer than it is worth pulling.
+/// Most units: with units of a single page the table would be too long to pull.
 const MAX_UNITS: usize = 64 << 10;
-/// Places a unit may have.
+/// Places in which a unit's record may be.
 const PROBES: usize = 8;
 /// A record that is being given to another unit.
 const CLAIMED: u64 = u64::MAX;
 
-/// Shape of a table of counters, on both sides.
+/// Shape of a table of counters, the same on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountersShape {
     unit_pages: u32,
@@ -43,7 +43,7 @@ pub struct CountersShape {
 }
 
 impl CountersShape {
-    /// The shape for a way of sampling; `None` if the server asks for what cannot be.
+    /// The shape for this sampling; `None` if the server asks for something impossible.
     pub fn of(sampling: &Sampling) -> Option<Self> {
         let unit_pages = sampling.unit_pages;
         if !unit_pages.is_power_of_two() || unit_pages > MAX_SAMPLE_UNIT_PAGES {
@@ -54,7 +54,7 @@ impl CountersShape {
         Some(Self { unit_pages, units })
     }
 
-    /// Units counted at most.
+    /// Most units that are counted.
     pub const fn units(&self) -> usize {
         self.units
     }
@@ -64,7 +64,7 @@ impl CountersShape {
         self.unit_pages
     }
 
-    /// Where a unit's page counters begin.
+    /// Offset of a unit's page counters.
     pub const fn pages_offset(&self, index: usize) -> usize {
         self.units * UNIT_RECORD_LEN + index * self.unit_pages as usize
     }
@@ -75,12 +75,12 @@ impl CountersShape {
     }
 }
 
-/// A unit that was read, as pulled.
+/// The pulled record of a unit that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitRecord {
     /// The open file.
     pub filekey: FileKey,
-    /// Which unit of it.
+    /// The number of the unit in the file.
     pub unit: u32,
     /// Pages read since the last pull.
     pub count: u32,
@@ -101,8 +101,8 @@ impl UnitRecord {
     }
 }
 
-/// A client's counters. All accesses are relaxed and increments are loads and stores: readers on several cores may
-/// lose a count to each other, and none waits for a line. A clone counts in the same memory.
+/// A client's counters. All accesses are relaxed, and an increment is a load and a store: readers on several cores may lose a count, and none waits
+/// for a cache line. A clone counts in the same memory.
 #[derive(Clone, Debug)]
 pub struct AccessCounters {
     memory: Arc<SharedMemory>,
@@ -113,7 +113,7 @@ impl AccessCounters {
     /// Counters at zero.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The system gives no memory.
     pub fn new(shape: CountersShape) -> io::Result<Self> {
         let memory = Arc::new(SharedMemory::new("cuttlefs-counters", shape.len_bytes())?);
         Ok(Self { memory, shape })
@@ -124,7 +124,7 @@ impl AccessCounters {
         &self.memory
     }
 
-    /// Its shape.
+    /// The shape of the table.
     pub fn shape(&self) -> CountersShape {
         self.shape
     }
@@ -136,7 +136,7 @@ impl AccessCounters {
         while page < end_page {
             let unit = page / unit_pages;
             let until = end_page.min((unit + 1) * unit_pages);
-            // Past 2^32 units nothing is counted: a file of 4 EiB with the default unit.
+            // Beyond 2^32 units nothing is counted: with the default unit that is a file of 4 EiB.
             if let Some(index) = u32::try_from(unit).ok().and_then(|unit| self.place(filekey, unit)) {
                 let pages = self.shape.pages_offset(index);
                 for inside in page % unit_pages..page % unit_pages + (until - page) {
@@ -154,7 +154,7 @@ impl AccessCounters {
         }
     }
 
-    /// The unit's record, taken if it has none yet.
+    /// The index of the unit's record; takes a place for it if it has none.
     fn place(&self, filekey: FileKey, unit: u32) -> Option<usize> {
         let key = filekey.0;
         if key == 0 || key == CLAIMED {
@@ -198,7 +198,7 @@ mod tests {
         AccessCounters::new(shape).expect("memory")
     }
 
-    /// What a server pulls: every record with its page counters.
+    /// What a server pulls: each record with its page counters.
     fn pulled(counters: &AccessCounters) -> Vec<(UnitRecord, Vec<u8>)> {
         let shape = counters.shape();
         (0..shape.units())
@@ -258,7 +258,7 @@ mod tests {
         let before = pulled(&counters);
         assert!(before.len() as u64 <= units && before.len() as u64 > units * 9 / 10);
         assert!(before.iter().all(|(record, _)| record.count == 1), "nobody was thrown out");
-        // The server's reset.
+        // As the server resets the counters.
         counters.memory().fill(0, counters.shape().len_bytes(), 0);
         counters.count(FileKey(2), 0, 1);
         assert_eq!(pulled(&counters).len(), 1);

@@ -17,9 +17,9 @@ pub enum ExtentState {
 pub struct Extent {
     /// First page of the file.
     pub file_page: FilePage,
-    /// Where it lies in the pool.
+    /// First page in the pool.
     pub pool_page: PoolPage,
-    /// How many pages; never 0.
+    /// Number of pages; never 0.
     pub len_pages: u64,
     /// Whether reads see the pool pages' bytes.
     pub state: ExtentState,

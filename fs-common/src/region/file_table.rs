@@ -1,4 +1,4 @@
-//! The file table: one 64-byte slot for each open file, read one-sidedly by initiators (DESIGN section 2).
+//! The file table: one 64-byte slot for each open file, read one-sidedly by initiators.
 //!
 //! | offset | bytes | field      | meaning |
 //! |-------:|------:|------------|---------|
@@ -7,15 +7,14 @@
 //! | 16     | 8     | ino        | inode number, for debugging |
 //! | 24     | 40    | reserved   | zero |
 //!
-//! Generations come from one counter of the server, so a slot that is given to another file never shows a
-//! generation a client could have cached.
+//! Generations come from one counter of the server, so a slot that is given to another file never has a generation that a client could have cached.
 //!
 //! # Ordering
-//! A length alone changes in one store. With the layout it changes under generation 0: generation 0, then size, then the new generation.
-//! A reader reads the two in any order, copies, and reads the generation again behind an acquire fence. If the generation is unchanged
-//! and that of the reader's cached layout, then the layout held throughout, so every copied page was mapped to this file, and the length
-//! is not that of a later layout. (With the length alone stored first, a file that grows would be read with its old layout up to its new
-//! end: zeros that the file never had.)
+//! A length alone changes in one store. A length that changes with the layout changes under generation 0: first generation 0 is stored, then the
+//! size, then the new generation. A reader loads both in any order, copies, and loads the generation again behind an acquire fence. If the generation
+//! is unchanged and that of the reader's cached layout, the layout was valid all the time: every copied page belonged to this file, and the length is
+//! not that of a later layout. (If the length was simply stored first, a reader with the old layout could read up to the new end: zeros that the file
+//! never had.)
 
 use crate::ids::{FileSlot, InodeNo};
 use crate::memory::SharedMemory;
@@ -24,13 +23,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of one slot: a cache line, so that two files' writers do not disturb each other.
+/// Bytes of one slot: a cache line, so that writers of two files do not slow each other.
 pub const FILE_SLOT_LEN: usize = 64;
 const GENERATION: usize = 0;
 const SIZE: usize = 8;
 const INO: usize = 16;
 
-/// What a reader sees of a slot.
+/// A slot as a reader finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSlotView {
     /// Version of the layout; 0 if the slot is free.
@@ -52,7 +51,7 @@ impl FileTable {
         Ok(Self { memory: Arc::new(SharedMemory::new("cuttlefs-files", len)?) })
     }
 
-    /// Looks at a table somebody else owns.
+    /// A view of a table that another process owns.
     pub fn over(memory: Arc<SharedMemory>) -> Self {
         Self { memory }
     }
@@ -62,7 +61,7 @@ impl FileTable {
         &self.memory
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> u32 {
         (self.memory.len() / FILE_SLOT_LEN) as u32
     }
@@ -71,13 +70,13 @@ impl FileTable {
         slot.0 as usize * FILE_SLOT_LEN + field
     }
 
-    /// Bytes of a slot that [`Self::view_of`] looks at, from its beginning on.
+    /// Bytes at the beginning of a slot that [`Self::view_of`] needs.
     pub const VIEW_LEN: usize = 16;
 
-    /// Of them the generation's.
+    /// Of them, the bytes of the generation.
     pub const GENERATION_LEN: usize = 8;
 
-    /// What a READ of the first bytes of a slot brought.
+    /// The view in the first bytes of a slot, which a READ brought.
     pub fn view_of(bytes: &[u8; Self::VIEW_LEN]) -> FileSlotView {
         let (words, _) = bytes.as_chunks::<8>();
         FileSlotView { generation: u64::from_le_bytes(words[0]), size: u64::from_le_bytes(words[1]) }
@@ -104,7 +103,7 @@ impl FileTable {
         self.set_generation(slot, generation);
     }
 
-    /// The layout changes, and with it the length. Server only; before any page that left the file is used for another.
+    /// Changes the layout, and with it the length. Server only; before any page that left the file is used for another.
     pub fn change_layout(&self, slot: FileSlot, generation: u64, size: u64) {
         assert_ne!(generation, 0, "generation 0 means free");
         self.set_generation(slot, 0);
@@ -112,7 +111,7 @@ impl FileTable {
         self.set_generation(slot, generation);
     }
 
-    /// Changes the file's length, and no page's place. Server only.
+    /// Changes the file's length only, not its layout. Server only.
     pub fn set_size(&self, slot: FileSlot, size: u64) {
         self.memory.store_u64(self.at(slot, SIZE), size, Ordering::Release);
     }

@@ -1,9 +1,8 @@
 //! The magic pattern and byte detection (TeRM section 4.2).
 //!
-//! Pages that are not resident are served from the magic frame, which repeats a pattern drawn at random at each server
-//! start, so that no client can make data that always collides. Detection looks at every byte that was read: a part of
-//! a page is Missing exactly if all of it equals the pattern at its place in the page. A false positive costs one RPC
-//! and is never wrong.
+//! Pages that are not resident are served from the magic frame, which repeats a pattern that is drawn at random at each server start, so that no
+//! client can make data that always collides. Detection looks at every byte that was read: a part of a page is missing exactly if all its bytes are
+//! those of the pattern at its place. A false positive costs one RPC, and no wrong result.
 
 use crate::ids::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
@@ -22,16 +21,16 @@ impl MagicPattern {
         Self(bytes)
     }
 
-    /// Writes the pattern as it stands at `offset_in_page` (any offset; it repeats).
+    /// Writes the pattern from `offset_in_page` on (any offset; it repeats).
     pub fn fill(&self, offset_in_page: usize, out: &mut [u8]) {
         for (index, byte) in out.iter_mut().enumerate() {
             *byte = self.0[(offset_in_page + index) % PATTERN_LEN];
         }
     }
 
-    /// Whether every byte of `part`, which starts at `offset_in_page`, is the pattern's. An empty part is not.
+    /// Whether every byte of `part`, which starts at `offset_in_page`, is that of the pattern. False for an empty part.
     pub fn covers(&self, offset_in_page: usize, part: &[u8]) -> bool {
-        // Nearly every part that is data differs in its first bytes, so the common case is one comparison.
+        // Nearly all data differs from the pattern in its first bytes, so usually one comparison is enough.
         let phase = offset_in_page % PATTERN_LEN;
         let mut rotated = [0u8; PATTERN_LEN];
         rotated[..PATTERN_LEN - phase].copy_from_slice(&self.0[phase..]);

@@ -1,5 +1,5 @@
-//! The parts of a file region that more than one side looks at: the memory that clients may read one-sidedly, and the
-//! arithmetic of pages, bitmaps and the magic pattern (DESIGN sections 1 to 3).
+//! The parts of a file region that both sides use: the memory that clients may read one-sidedly, and the arithmetic of pages, bitmaps and the magic
+//! pattern.
 
 mod access_counters;
 mod extent;

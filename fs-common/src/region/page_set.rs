@@ -1,5 +1,4 @@
-//! Page division and page bitmaps (TeRM section 4.2): a request is cut at page boundaries, and one bit for each page
-//! says whether the page is meant.
+//! Page division and page bitmaps (TeRM section 4.2): a request is cut at page boundaries, and a set has one bit for each of its pages.
 
 use crate::ids::{FilePage, PAGE_SIZE_U64};
 use serde::{Deserialize, Serialize};
@@ -14,7 +13,7 @@ pub struct PagePart {
     pub offset_in_page: usize,
     /// Bytes of this page.
     pub len: usize,
-    /// Where the part starts in the request's buffer.
+    /// Offset of the part in the request's buffer.
     pub offset_in_request: usize,
 }
 
@@ -49,22 +48,22 @@ fn pages_spanned(offset: u64, len: usize) -> usize {
 /// A set of pages of one request: bit `i` is the request's `i`-th page. On the wire: little-endian words.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageSet {
-    /// Inline up to 1 MiB of pages, so that the read path does not allocate.
+    /// Inline for up to 1 MiB of pages, so that the read path does not allocate.
     words: SmallVec<[u64; 4]>,
 }
 
 impl PageSet {
-    /// No page of a request of `pages` pages.
+    /// The empty set for a request of `pages` pages.
     pub fn none(pages: usize) -> Self {
         Self { words: smallvec![0; pages.div_ceil(64)] }
     }
 
-    /// The set for a request over `[offset, offset + len)` with no page in it.
+    /// The empty set for a request over `[offset, offset + len)`.
     pub fn none_of_range(offset: u64, len: usize) -> Self {
         Self::none(pages_spanned(offset, len))
     }
 
-    /// Every page of a request of `pages` pages.
+    /// The set of all pages of a request of `pages` pages.
     pub fn all(pages: usize) -> Self {
         let mut set = Self::none(pages);
         for index in 0..pages {
@@ -93,7 +92,7 @@ impl PageSet {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether the set has no bit for a page at or past `pages`; ask it of every set a peer sends.
+    /// Whether the set has no bit for a page at or past `pages`; check this for every set that a peer sends.
     pub fn fits(&self, pages: usize) -> bool {
         self.words.len() <= pages.div_ceil(64)
             && self.words.last().is_none_or(|last| {

@@ -1,4 +1,4 @@
-//! The residency table: for each pool page a `u64` says where the page's bytes are (DESIGN section 1).
+//! The residency table: for each pool page a `u64` that tells where the page's bytes are.
 //!
 //! ```text
 //!  63            32 31                1   0
@@ -34,7 +34,7 @@ impl ResidencyEntry {
         Self(((frame.0 as u64) << 32) | (((seq & SEQ_MASK) as u64) << 1) | dirty as u64)
     }
 
-    /// Where the bytes are; the magic frame if they are on SSD.
+    /// The frame with the bytes; the magic frame if they are on SSD.
     pub const fn frame(self) -> FrameIndex {
         FrameIndex((self.0 >> 32) as u32)
     }
@@ -44,7 +44,7 @@ impl ResidencyEntry {
         (self.0 >> 1) as u32 & SEQ_MASK
     }
 
-    /// Whether the frame holds bytes the SSD does not.
+    /// Whether the frame holds bytes that the SSD does not have.
     pub const fn is_dirty(self) -> bool {
         self.0 & 1 == 1
     }
@@ -59,7 +59,7 @@ impl ResidencyEntry {
         self.seq() & 1 == 1
     }
 
-    /// The same page with the version moved on by one.
+    /// The version after this one.
     pub const fn next_seq(self) -> u32 {
         self.seq().wrapping_add(1) & SEQ_MASK
     }
@@ -85,7 +85,7 @@ impl ResidencyTable {
         Ok(Self { memory: Arc::new(SharedMemory::new("cuttlefs-residency", len)?) })
     }
 
-    /// Looks at a table somebody else owns.
+    /// A view of a table that another process owns.
     pub fn over(memory: Arc<SharedMemory>) -> Self {
         Self { memory }
     }
@@ -95,12 +95,12 @@ impl ResidencyTable {
         &self.memory
     }
 
-    /// An entry as a READ brought it.
+    /// The entry in eight bytes that a READ brought.
     pub fn entry_of(bytes: [u8; 8]) -> ResidencyEntry {
         ResidencyEntry(u64::from_le_bytes(bytes))
     }
 
-    /// Whether the table has an entry for this page. Ask it of every page number a peer or a cached layout names.
+    /// Whether the table has an entry for this page; check this for every page number that comes from a peer or a cached layout.
     pub fn covers(&self, page: PoolPage) -> bool {
         page.0.checked_mul(8).is_some_and(|offset| self.memory.contains(offset, 8))
     }
@@ -121,19 +121,19 @@ impl ResidencyTable {
         self.memory.store_u64(page.0 as usize * 8, entry.0, Ordering::Release);
     }
 
-    /// Marks the page as changing: makes `seq` odd and orders that before the byte changes that follow.
-    /// Server only, under the page's block lock. Returns the entry now in place.
+    /// Marks the page as changing: makes `seq` odd, ordered before the byte changes that follow. Server only, under the page's block lock. Returns
+    /// the new entry.
     pub fn begin_change(&self, page: PoolPage) -> ResidencyEntry {
         let entry = self.load(page);
         assert!(!entry.is_changing(), "two writers of pool page {page}");
         let odd = ResidencyEntry::new(entry.frame(), entry.next_seq(), entry.is_dirty());
         self.memory.store_u64(page.0 as usize * 8, odd.0, Ordering::Relaxed);
-        // Pairs with the acquire fence in `load_after_copy`: whoever sees a changed byte also sees odd.
+        // Pairs with the acquire fence in `load_after_copy`: a reader that sees a changed byte also sees the odd `seq`.
         fence(Ordering::Release);
         odd
     }
 
-    /// Ends what `begin_change` began: the page is now at `frame`, its version even again.
+    /// Ends the change of `begin_change`: the page is now in `frame`, and its version is even again.
     pub fn end_change(&self, page: PoolPage, frame: FrameIndex, dirty: bool) {
         let entry = self.load(page);
         assert!(entry.is_changing(), "pool page {page} was not being changed");

@@ -1,4 +1,4 @@
-//! Encoding and decoding of a message's body: in postcard's format, all of it.
+//! Encoding and decoding of a message's body, in postcard's format.
 
 use crate::memory::SharedMemory;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub(super) fn encode<T: Serialize>(message: &T, out: &mut [u8]) -> Result<usize,
     postcard::to_slice(message, out).map(|used| used.len()).map_err(|_| BodyError::TooLarge(room))
 }
 
-/// Writes a body into memory that is sent from, `[offset, offset + room)`, and returns its length.
+/// Writes a body into registered memory, `[offset, offset + room)`, and returns its length.
 pub(super) fn encode_into<T: Serialize>(
     message: &T,
     memory: &SharedMemory,
@@ -35,18 +35,18 @@ pub(super) fn encode_into<T: Serialize>(
     end.map(|end| end - offset).map_err(|_| BodyError::TooLarge(room))
 }
 
-/// What others may read while it is written to.
+/// Memory that other threads and peers may read while it is written.
 struct InMemory<'m> {
     memory: &'m SharedMemory,
     at: usize,
     end: usize,
 }
 
-/// Pieces up to this many bytes, as nearly all of a message are, are stored byte by byte: a string copy takes longer to begin.
+/// Pieces up to this many bytes, as nearly all of a message are, are stored byte by byte, since a string copy takes longer to begin.
 const SHORT: usize = 16;
 
 impl postcard::ser_flavors::Flavor for InMemory<'_> {
-    /// Where it ends.
+    /// The end of the message.
     type Output = usize;
 
     fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
@@ -59,7 +59,7 @@ impl postcard::ser_flavors::Flavor for InMemory<'_> {
         }
         if bytes.len() <= SHORT {
             for (at, byte) in (self.at..).zip(bytes) {
-                // Relaxed: who is told where the message is, is told by what comes after it.
+                // Relaxed: the post that follows orders these stores before the peer's reads.
                 self.memory.atomic_u8(at).store(*byte, Ordering::Relaxed);
             }
         } else {

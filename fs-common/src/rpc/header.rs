@@ -31,7 +31,7 @@ pub const PROTOCOL_VERSION: u16 = 9;
 pub const HEADER_LEN: usize = 48;
 const REQUEST_MAGIC: [u8; 4] = *b"CFRQ";
 const REPLY_MAGIC: [u8; 4] = *b"CFRP";
-/// Bit of `flags`.
+/// Bit of `flags`: see `RequestHeader::drops_privileges`.
 const DROPS_PRIVILEGES: u16 = 1;
 /// Bits a umask can have.
 const UMASK_MAX: u16 = 0o777;
@@ -103,15 +103,15 @@ pub struct RequestHeader {
     pub slot: SlotIndex,
     /// Sequence number within the slot; a retransmission carries the same.
     pub seq: u64,
-    /// Joins logs.
+    /// Joins the logs of client and server.
     pub trace: TraceId,
-    /// Who asks.
+    /// The calling user.
     pub uid: u32,
-    /// Who asks.
+    /// The caller's group.
     pub gid: u32,
-    /// Permission bits that what is made does not get, where no default ACL says otherwise.
+    /// Permission bits that a new inode does not get, unless a default ACL decides.
     pub umask: u16,
-    /// A change of contents takes set-id bits and capabilities from the file: who asks may not keep them.
+    /// A change of contents takes set-id bits and capabilities from the file, because the caller may not keep them.
     pub drops_privileges: bool,
 }
 
@@ -169,9 +169,9 @@ pub struct ReplyHeader {
     pub slot: SlotIndex,
     /// Sequence number of the request.
     pub seq: u64,
-    /// Of the request.
+    /// Trace id of the request.
     pub trace: TraceId,
-    /// How it ended.
+    /// The result of the request.
     pub result: Result<(), Status>,
 }
 
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(damaged(4, 8), HeaderError::Version(8));
         assert_eq!(damaged(8, 1), HeaderError::Length { announced: 1, present: 0 });
         assert_eq!(damaged(12, 1), HeaderError::Reserved);
-        // A umask of more than permission bits, a flag that nobody knows, and what nothing uses.
+        // A umask of more than permission bits, an unknown flag, and a reserved byte.
         for (at, byte) in [(41, 2), (42, 2), (43, 1), (44, 1)] {
             assert_eq!(damaged(at, byte), HeaderError::Reserved, "{byte} at {at}");
         }

@@ -6,7 +6,7 @@ use super::{DirEntry, Opened, Reply, Request, SyncScope};
 use crate::ids::InodeNo;
 
 impl Request<'_> {
-    /// Replaces every inode number by what `map` gives for it.
+    /// Replaces every inode number by the one that `map` returns for it.
     pub fn map_inodes(&mut self, map: &dyn Fn(InodeNo) -> InodeNo) {
         match self {
             Request::Lookup { parent: ino, name: _ }
@@ -61,7 +61,7 @@ impl Request<'_> {
 }
 
 impl Reply<'_> {
-    /// Replaces every inode number by what `map` gives for it.
+    /// Replaces every inode number by the one that `map` returns for it.
     pub fn map_inodes(&mut self, map: &dyn Fn(InodeNo) -> InodeNo) {
         match self {
             Reply::Attached(attached) => attached.root = map(attached.root),

@@ -2,17 +2,16 @@
 
 use crate::ids::NAME_MAX;
 
-/// Largest message either side sends, header included. An extended attribute's value, or the list of them, of the length that Linux
-/// allows fits, with what comes with it; so do directory pages and inline data.
+/// Largest message of either side, header included. It has room for an extended attribute's value, or the list of them, of the length that Linux
+/// allows; for directory pages and for inline data.
 pub const MAX_MESSAGE_BYTES: u32 = 66 * 1024;
-/// Largest payload a write carries inside its message; larger ones are pulled by RDMA READ
-/// (TeRM section 4.1.2). Chosen so that one message holds a page and its header many times over, while
-/// rings of receive buffers stay small.
+/// Largest payload that a write carries in its message; larger ones are pulled by RDMA READ (TeRM section 4.1.2). Chosen so that one message holds a
+/// page and its header many times over, while rings of receive buffers stay small.
 pub const MAX_INLINE_BYTES: usize = 16 * 1024;
-/// Messages that are best copied as they are posted, where an RNIC does that: most requests and replies without contents, and room for the name
-/// in them. (RNICs usually give their work requests room in steps of 64 bytes.)
+/// Longest messages that an RNIC should copy when they are posted, if it can: most requests and replies without contents, with room for the name in
+/// them. (RNICs usually give their work requests room in steps of 64 bytes.)
 pub const POSTED_INLINE_BYTES: u32 = 256;
-/// Largest read, write or copy of one request: what FUSE sends at most.
+/// Largest read, write or copy of one request: the most that FUSE sends.
 pub const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
 /// Largest extended attribute value: Linux's `XATTR_SIZE_MAX`.
 pub const XATTR_VALUE_MAX: usize = 64 * 1024;
@@ -20,14 +19,14 @@ pub const XATTR_VALUE_MAX: usize = 64 * 1024;
 pub const XATTR_LIST_MAX: usize = 64 * 1024;
 /// Longest extended attribute name (Linux's `XATTR_NAME_MAX`).
 pub const XATTR_NAME_MAX: usize = NAME_MAX;
-/// Files one request reclaims at most: the reply, with the longest encoding of each file's attributes, fits one message.
+/// Most files that one request reclaims: the reply, with the longest encoding of each file's attributes, fits one message.
 pub const RECLAIM_FILES_MAX: usize = 256;
-/// Locks one request reclaims at most: they fit one message with the longest encoding of each.
+/// Most locks that one request reclaims: they fit one message with the longest encoding of each.
 pub const RECLAIM_LOCKS_MAX: usize = 1024;
-/// Ends of waits for locks one reply tells at most: such a reply must be short enough to be kept for a retransmission.
+/// Most ended waits for locks that one reply tells: such a reply must be short enough to be kept for a retransmission.
 pub const SETTLED_LOCKS_MAX: usize = 256;
-/// How long a server holds the question for ends of waits at most: well below the time after which a client takes a
-/// connection without an answer for a lost one.
+/// Longest time that a server holds the question for ended waits: well below the time after which a client takes a connection without an answer for a
+/// lost one.
 pub const AWAIT_LOCKS_MAX_MS: u32 = 10_000;
 /// Session slots of one client: how many requests it can have in flight.
 pub const SLOTS_PER_SESSION: u16 = 64;

@@ -1,12 +1,11 @@
 //! RPC messages: the contents of SENDs between a client and a server.
 //!
-//! `header` is the fixed part of each message, `request` and `reply` are the closed sets of those, made of `parts` and within
-//! `limits`, `body` is their encoding, `inodes` the inode numbers in them. A message is header, then the body in postcard's format
-//! (varints, little-endian; see its specification). Parsing never panics and never allocates more than the message's own length
-//! asks for.
+//! `header` is the fixed part of each message, `request` and `reply` are the closed sets of bodies, `parts` their common parts, `limits` their
+//! bounds, `body` their encoding, and `inodes` finds the inode numbers in them. A message is a header and a body in postcard's format (varints,
+//! little-endian; see its specification). Parsing never panics, and never allocates more than in proportion to the message's own length.
 
 mod body;
-/// Requests that are safe before they are executed.
+/// Requests that are persistent before they are executed.
 pub mod durable;
 mod header;
 mod inodes;

@@ -26,14 +26,15 @@ pub struct Rights {
     pub write: bool,
 }
 
-/// What leads to a file that is opened.
+/// The way in which a client came to the file that it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpenBy {
-    /// Its number: also if no name leads to it any more.
+    /// By its number, also if it has no name any more.
     Number,
-    /// A name that somebody remembers. He must not get what others have removed, or moved: `Stale` if it has lost a name since.
+    /// By a name that the client has cached. It must not get a file that others have removed or moved since: `Stale` if the file has lost a name
+    /// meanwhile.
     Name {
-        /// The file's change counter when the name was looked up; 0: that is not known.
+        /// The file's change counter when the name was looked up; 0: not known.
         told: u64,
     },
 }
@@ -47,17 +48,17 @@ pub enum Payload<'a> {
     Pull(RemoteBuffer),
 }
 
-/// Where the bytes of a read go.
+/// The place for the bytes of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sink {
     /// Into the reply.
     Inline,
-    /// Into the client's memory, by RDMA WRITE before the reply is sent. Only pages of the fetch's set are
-    /// touched, each at its place in the request.
+    /// Into the client's memory, by RDMA WRITE before the reply is sent. Only pages of the fetch's set are written, each at its offset in the
+    /// request.
     Push(RemoteBuffer),
 }
 
-/// What `fallocate` does.
+/// The mode of an allocation, as in fallocate(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Allocate {
     /// Reserve space; extend the file unless `keep_size`.
@@ -74,32 +75,32 @@ pub enum Allocate {
     },
 }
 
-/// A change of contents that a server answered, which may have been killed before it was durable. It is restored whole, as it was
-/// asked for: no state of the file comes back that it never had. In a message `B` is a [`Payload`].
+/// A change of contents that a server had answered, and that it may have lost in a kill before it was durable. It is restored as a whole, as it was
+/// requested: so the file never gets contents that it never had. In a message `B` is a [`Payload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Restored<B> {
     /// These bytes were written.
     Bytes {
-        /// Where.
+        /// File offset.
         offset: u64,
-        /// At least one.
+        /// The bytes, at least one.
         bytes: B,
     },
-    /// The file was made to end here: whatever had been behind it was cut off.
+    /// The file was cut to this length.
     End(u64),
-    /// fallocate(2).
+    /// Space was allocated, punched or zeroed.
     Allocate {
         /// File offset.
         offset: u64,
         /// Bytes.
         len: u64,
-        /// What was done.
+        /// The mode.
         how: Allocate,
     },
 }
 
 impl<B> Restored<B> {
-    /// The same with its bytes in another form.
+    /// The same change, with its bytes in another form.
     pub fn map<C>(self, form: impl FnOnce(B) -> C) -> Restored<C> {
         match self {
             Self::Bytes { offset, bytes } => Restored::Bytes { offset, bytes: form(bytes) },
@@ -109,7 +110,7 @@ impl<B> Restored<B> {
     }
 }
 
-/// What to seek for.
+/// What a seek looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeekFor {
     /// The next byte that is data.
@@ -118,14 +119,14 @@ pub enum SeekFor {
     Hole,
 }
 
-/// Which durability a sync asks for.
+/// The scope of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SyncScope {
     /// Contents and all attributes of one inode; of a directory, its entries.
     Inode(InodeNo),
     /// Contents of one inode and the attributes needed to read them.
     InodeContents(InodeNo),
-    /// Everything.
+    /// Everything in the pool.
     All,
 }
 
@@ -155,7 +156,7 @@ pub enum RenameMode {
     NoReplaceWhiteout,
 }
 
-/// What a new inode is to be.
+/// The kind of a new inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewNode<'a> {
     /// A regular file.
@@ -166,14 +167,14 @@ pub enum NewNode<'a> {
     Symlink(&'a [u8]),
     /// A device, fifo or socket; `kind` is none of the above.
     Special {
-        /// Which.
+        /// The file type.
         kind: FileKind,
         /// Device number.
         rdev: u32,
     },
 }
 
-/// Proves to a later life of the server that a client has opened a file with these rights. Only the server makes it.
+/// Proves to a later life of the server that a client has opened a file with these rights. Only the server can make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OpenTicket(pub u64);
@@ -183,18 +184,18 @@ pub struct OpenTicket(pub u64);
 pub struct Reclaim {
     /// The inode.
     pub ino: InodeNo,
-    /// As it was opened.
+    /// The rights with which it was opened.
     pub rights: Rights,
-    /// What `Opened` gave for it. Without, it is opened anew, if it may be.
+    /// The ticket of `Opened`. Without one the file is opened anew, if the client may open it.
     pub ticket: Option<OpenTicket>,
 }
 
-/// A request that its client has no answer to, and asks again after the server restarted.
+/// A request without an answer, which the client sends again after the server has restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unanswered {
-    /// Where it comes.
+    /// Its slot.
     pub slot: SlotIndex,
-    /// Its number.
+    /// Its number in the slot.
     pub seq: u64,
 }
 
@@ -203,37 +204,37 @@ pub struct Unanswered {
 pub struct ReclaimLock {
     /// The file.
     pub ino: InodeNo,
-    /// As it was granted.
+    /// The lock, as it was granted.
     pub lock: Lock,
 }
 
 /// How a wait for a lock ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettledLock {
-    /// Which.
+    /// The name of the wait.
     pub wait: WaitId,
     /// The lock is held, or why it is not.
     pub result: Result<(), Status>,
 }
 
-/// A lock that is in somebody's way.
+/// A lock that blocks another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockingLock {
-    /// Which bytes.
+    /// Its bytes.
     pub range: LockRange,
-    /// How.
+    /// Its mode.
     pub mode: LockMode,
-    /// The process that holds it, on whatever machine that runs.
+    /// The process that holds it, on any machine.
     pub pid: u32,
 }
 
-/// What stands in the way of a lock.
+/// The result of a test for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TestedLock {
-    /// Nothing.
+    /// Nothing blocks the lock.
     Free,
-    /// This lock.
+    /// This lock blocks it.
     Blocked(BlockingLock),
-    /// Not known before all clients of the server before this one have reclaimed their locks: ask again.
+    /// Not known until all clients of the server before this one have reclaimed their locks: ask again.
     Unknown,
 }

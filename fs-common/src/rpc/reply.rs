@@ -1,7 +1,6 @@
 //! The closed set of replies.
 //!
-//! The order of enum variants and struct fields is the wire format, as that of requests. Replies borrow their names and
-//! data.
+//! The order of enum variants and struct fields is the wire format, as for requests. Replies borrow their names and data.
 
 use super::body::{self, BodyError};
 use super::limits::MAX_MESSAGE_BYTES;
@@ -12,46 +11,44 @@ use crate::rdma::RemoteRange;
 use crate::region::{Extent, MagicPattern};
 use serde::{Deserialize, Serialize};
 
-/// What `Attach` tells a client.
+/// The reply to `Attach`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
     /// Changes when the server restarts.
     pub server_epoch: u64,
-    /// Names the session; another number than before means that the old session is gone and that open files
-    /// must be reclaimed.
+    /// Names the session. Another number than before means that the old session is gone, and that open files must be reclaimed.
     pub session: u64,
-    /// Without any request for so long the session ends.
+    /// The session ends after this time without any request.
     pub lease_ms: u32,
     /// Slots the client may use.
     pub slots: u16,
     /// Inode of the directory the client sees as root.
     pub root: InodeNo,
-    /// Covers what is on SSD.
+    /// The pattern that stands for pages on SSD.
     pub magic: MagicPattern,
-    /// Mutations will be refused.
+    /// Changes will be refused.
     pub read_only: bool,
-    /// `server_epoch` of the server before this one, if it stopped with everything on its disk: nothing that one
-    /// answered was lost.
+    /// `server_epoch` of the server before this one, if that stopped with everything on its disk: none of its answered changes was lost.
     pub clean_predecessor: Option<u64>,
-    /// What one-sided reads of file bytes are worth.
+    /// How one-sided reads of file bytes work.
     pub one_sided: OneSidedReads,
-    /// How accesses are to be counted; `None`: not at all.
+    /// How accesses are to be counted; `None`: they are not counted.
     pub sampling: Option<Sampling>,
-    /// Every mutation that is answered is durable: there is nothing a client would have to keep for a restart.
+    /// Every answered change is durable, so a client need not keep anything for a restart.
     pub durable_answers: bool,
-    /// The server's tables, in `WindowId::ALL` order, for a client that is trusted with them and has no link that maps them: it may READ
-    /// these regions whole.
+    /// The server's tables, in `WindowId::ALL` order, for a client that is trusted with them and has a link that maps nothing: it may READ these
+    /// regions as a whole.
     pub windows: Option<[RemoteRange; 3]>,
 }
 
-/// What one-sided reads of file bytes are worth at a server.
+/// How one-sided reads of file bytes work at a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OneSidedReads {
     /// Pages on SSD come back as the magic pattern (TeRM section 4.2).
     Magic,
-    /// Every page is there: there is nothing to look for.
+    /// Every page is in memory, so nothing has to be detected.
     Whole,
-    /// There are none: all reads are RPCs.
+    /// There are no one-sided reads: all reads are RPCs.
     Off,
 }
 
@@ -60,7 +57,7 @@ pub enum OneSidedReads {
 pub struct Sampling {
     /// Pages of a sample unit: a power of two, at most [`MAX_SAMPLE_UNIT_PAGES`](crate::region::MAX_SAMPLE_UNIT_PAGES).
     pub unit_pages: u32,
-    /// How often the server pulls the counters.
+    /// Interval at which the server pulls the counters.
     pub period_ms: u32,
 }
 
@@ -73,14 +70,14 @@ pub struct Opened {
     pub slot: Option<FileSlot>,
     /// Attributes at open.
     pub attr: Attr,
-    /// To reclaim it with.
+    /// The ticket to reclaim it with.
     pub ticket: OpenTicket,
 }
 
 /// One directory entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirEntry<'a> {
-    /// Where to go on after this entry; stable for the entry's life.
+    /// The place to go on after this entry; constant as long as the entry exists.
     pub cookie: u64,
     /// Inode.
     pub ino: InodeNo,
@@ -100,7 +97,7 @@ pub struct Layout {
     pub generation: u64,
     /// Extents in file order from the one at or after the page asked for; gaps are holes.
     pub extents: Vec<Extent>,
-    /// The layout is whole up to this page; `None`: to the end of the file.
+    /// The layout is complete up to this page; `None`: to the end of the file.
     pub known_until: Option<FilePage>,
 }
 
@@ -113,22 +110,21 @@ pub struct Space {
     pub free_pages: u64,
     /// Inodes in use.
     pub inodes: u64,
-    /// Inodes that the metadata's disk has room for, about; none: names, attributes and extents are refused until something
-    /// is deleted.
+    /// Inodes for which the metadata's disk has room, about; 0: names, attributes and extents are refused until something is deleted.
     pub free_inodes: u64,
 }
 
-/// A successful reply; which variant belongs to which request is said beside it. Failures carry a status in the
-/// header and no body.
+/// A successful reply; each variant lists its requests. A failure has a status in the header, and no body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
-    /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, SetXattr, RemoveXattr.
+    /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, SetXattr,
+    /// RemoveXattr.
     Done,
     /// Attach.
     Attached(Attached),
     /// Reclaim: for each file its new filekey, or `None` if it is gone.
     Reclaimed(Vec<Option<Opened>>),
-    /// Lookup, GetAttr, SetAttr, Make, Link, Allocate. SetLock: it is held, and this is the file it is on.
+    /// Lookup, GetAttr, SetAttr, Make, Link, Allocate. SetLock: the lock is held; these are the attributes of its file.
     Attr(Attr),
     /// Open, Create.
     Opened(Opened),
@@ -139,13 +135,13 @@ pub enum Reply<'a> {
         /// In cookie order.
         #[serde(borrow)]
         entries: Vec<DirEntry<'a>>,
-        /// Nothing follows.
+        /// There are no further entries.
         end: bool,
     },
     /// Layout.
     Layout(Layout),
-    /// Fetch: how many bytes of the request precede the end of the file. With `Sink::Inline` the wanted pages'
-    /// bytes follow, one after the other.
+    /// Fetch: how many bytes of the request precede the end of the file. With `Sink::Inline` the wanted pages' bytes follow, one page after the
+    /// other.
     Fetched {
         /// Bytes before the end of the file.
         valid_len: u32,
@@ -155,7 +151,7 @@ pub enum Reply<'a> {
     },
     /// Write.
     Written {
-        /// Where the bytes went (for appends).
+        /// File offset of the bytes (for appends).
         offset: u64,
         /// Bytes written; all of them, or the request failed.
         len: u32,
@@ -177,17 +173,17 @@ pub enum Reply<'a> {
     Space(Space),
     /// Status: JSON.
     Status(&'a str),
-    /// SetLock: it has to be waited for; `AwaitLocks` tells how that ended.
+    /// SetLock: the request waits; `AwaitLocks` tells how the wait ends.
     Queued,
-    /// AwaitLocks: waits that have ended. CancelLock: that one had, or (none) its end is being told.
+    /// AwaitLocks: waits that have ended. CancelLock: the wait had ended; if the list is empty, `AwaitLocks` is just telling its end.
     Settled(Vec<SettledLock>),
     /// TestLock.
     Tested(TestedLock),
-    /// ReclaimLocks: for each whether it is held again.
+    /// ReclaimLocks: for each lock whether it is held again.
     LocksReclaimed(Vec<bool>),
     /// Restore.
     Restored {
-        /// Some of it is not there and will not be: others have changed the file since that server died.
+        /// A part of the change is lost for good: others have changed the file since that server died.
         lost: bool,
     },
 }
@@ -209,7 +205,7 @@ impl<'a> Reply<'a> {
         self.encode_behind(Vec::new())
     }
 
-    /// The body behind what is there already: room for the message's header.
+    /// Appends the body to `room`, which already has room for the message's header.
     ///
     /// # Errors
     /// `TooLarge` if the body is longer than a message can carry.
@@ -236,7 +232,7 @@ impl<'a> Reply<'a> {
 /// Longest head of a `Fetched` reply: the variant and two lengths, as varints.
 pub const FETCHED_HEAD_MAX: usize = 11;
 
-/// What stands before the inline bytes of a `Fetched` reply: for who has them where they are sent from already.
+/// The bytes before the inline bytes of a `Fetched` reply, for a server whose inline bytes are already in the memory that is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct FetchedHead {
     bytes: [u8; FETCHED_HEAD_MAX],
@@ -244,11 +240,11 @@ pub struct FetchedHead {
 }
 
 impl FetchedHead {
-    /// Of a reply with `inline_len` bytes.
+    /// The head of a reply with `inline_len` bytes.
     pub fn new(valid_len: u32, inline_len: usize) -> Self {
         let mut bytes = [0; FETCHED_HEAD_MAX];
         let without = Reply::Fetched { valid_len, inline: &[] };
-        // Its last byte is the length, 0: the one that is wanted takes its place. A `usize` is a varint as a `u32` is.
+        // The last byte is the length 0; the right length replaces it. A `usize` has the same varint as a `u32`.
         let at = body::encode(&without, &mut bytes).expect("it fits the longest head") - 1;
         let inline_len = u32::try_from(inline_len).expect("a message is shorter than 4 GiB");
         let len = at + body::encode(&inline_len, &mut bytes[at..]).expect("it fits the longest head");

@@ -1,7 +1,7 @@
 //! The closed set of requests.
 //!
-//! The order of enum variants and struct fields is the wire format (the golden bytes in `fs-common/tests/rpc_messages.rs` lock
-//! it). Requests borrow their names and data from the receive buffer.
+//! The order of enum variants and struct fields is the wire format (the golden bytes in `fs-common/tests/rpc_messages/` fix it). Requests borrow
+//! their names and data from the receive buffer.
 
 use super::body::{self, BodyError};
 use super::parts::{
@@ -21,20 +21,20 @@ use serde::{Deserialize, Serialize};
 pub enum Request<'a> {
     /// First message on every connection: opens or joins the client's session.
     Attach {
-        /// Whose: the client's id is a hash of it.
+        /// The client's secret; the client's id is a hash of it.
         secret: SessionSecret,
-        /// For people: host name and mount point.
+        /// A text for people: host name and mount point.
         label: &'a str,
         /// Directory of the export to see as root; empty: the export's root.
         subtree: &'a [u8],
     },
-    /// Keeps the session alive. Any request does.
+    /// Keeps the session alive, as any request does.
     Heartbeat,
-    /// Ends the session: everything open is closed.
+    /// Ends the session, which closes all its open files.
     Detach,
-    /// Opens files again after a restart of the server; replies in the same order.
+    /// Opens files again after a restart of the server; the reply has the same order.
     Reclaim {
-        /// What was open. A list too long for one message is sent in parts.
+        /// The files that were open. A list that is too long for one message is sent in parts.
         files: Vec<Reclaim>,
     },
     /// Finds a name.
@@ -62,7 +62,7 @@ pub enum Request<'a> {
         parent: InodeNo,
         /// Name to make.
         name: &'a [u8],
-        /// What.
+        /// The kind of inode.
         node: NewNode<'a>,
         /// Permission bits, umask not applied: the header has it.
         mode: u16,
@@ -80,7 +80,7 @@ pub enum Request<'a> {
         /// How to open.
         rights: Rights,
     },
-    /// Makes another name for an inode; the first one for a file that was made without, while somebody has that open.
+    /// Gives an inode another name; or its first name, if it was made without one and is still open.
     Link {
         /// Inode.
         ino: InodeNo,
@@ -89,7 +89,7 @@ pub enum Request<'a> {
         /// The new name.
         name: &'a [u8],
     },
-    /// Removes a name of something that is no directory.
+    /// Removes a name of an inode that is not a directory.
     Unlink {
         /// Directory.
         parent: InodeNo,
@@ -113,7 +113,7 @@ pub enum Request<'a> {
         new_parent: InodeNo,
         /// Target name.
         new_name: &'a [u8],
-        /// What if the target exists.
+        /// What to do if the target exists.
         mode: RenameMode,
     },
     /// Reads a symlink.
@@ -127,7 +127,7 @@ pub enum Request<'a> {
         ino: InodeNo,
         /// Entries after this one; 0: from the start.
         cookie: u64,
-        /// Bytes of reply body wanted at most.
+        /// Most bytes of reply body that are wanted.
         max_bytes: u32,
         /// Whether attributes are wanted.
         plus: bool,
@@ -136,16 +136,16 @@ pub enum Request<'a> {
     Open {
         /// Inode.
         ino: InodeNo,
-        /// What for.
+        /// The rights to open it with.
         rights: Rights,
         /// Cut to length 0 (`O_TRUNC`).
         truncate: bool,
-        /// What leads to it.
+        /// How the client came to the file.
         by: OpenBy,
     },
     /// Closes files: filekeys end.
     Close {
-        /// Which.
+        /// The files to close.
         filekeys: Vec<FileKey>,
     },
     /// Asks for the file's layout, for initiator translation.
@@ -154,7 +154,7 @@ pub enum Request<'a> {
         filekey: FileKey,
         /// First page of interest.
         first_page: FilePage,
-        /// Extents wanted at most.
+        /// Most extents that are wanted.
         max_extents: u32,
     },
     /// Sparse fetch (TeRM section 4.2): reads only the pages of the set.
@@ -165,23 +165,23 @@ pub enum Request<'a> {
         offset: u64,
         /// Bytes.
         len: u32,
-        /// Which of the request's pages are wanted.
+        /// The pages of the request that are wanted.
         pages: PageSet,
-        /// Where they go.
+        /// The place for the bytes.
         sink: Sink,
     },
-    /// Writes.
+    /// Writes bytes to a file.
     Write {
         /// Open file.
         filekey: FileKey,
         /// File offset; ignored for an append.
         offset: u64,
-        /// At the end of the file, wherever that is by then (`O_APPEND`).
+        /// Write at the end that the file has when the request is executed (`O_APPEND`).
         append: bool,
         /// The bytes.
         payload: Payload<'a>,
     },
-    /// Makes durable.
+    /// Makes changes durable.
     Sync(SyncScope),
     /// Allocates, punches or zeroes.
     Allocate {
@@ -198,9 +198,9 @@ pub enum Request<'a> {
     Seek {
         /// Open file.
         filekey: FileKey,
-        /// From where.
+        /// Offset to begin at.
         offset: u64,
-        /// What for.
+        /// What to look for.
         seek: SeekFor,
     },
     /// Copies within the server.
@@ -237,7 +237,7 @@ pub enum Request<'a> {
         /// Value.
         #[serde(with = "serde_bytes")]
         value: &'a [u8],
-        /// What if it exists or not.
+        /// What to do if the attribute exists, or does not.
         mode: XattrMode,
     },
     /// Removes one extended attribute.
@@ -251,14 +251,13 @@ pub enum Request<'a> {
     StatFs,
     /// The server's status as JSON, for people; needs no session.
     Status,
-    /// This client has reclaimed all it had open: nobody need be waited for on its account any more (RECLAIM_COMPLETE
-    /// of RFC 8881 section 18.51).
+    /// The client has reclaimed everything that it had open, so nobody need wait for it any more (RECLAIM_COMPLETE of RFC 8881 section 18.51).
     Recovered {
-        /// What it has no answer to, and asks again from now on, at most one request of each slot. Of what an earlier life of the
-        /// server did, the answers are told then, and the files that they open are open from now on.
+        /// Requests without an answer, which the client sends again from now on, at most one for each slot. If an earlier life of the server had
+        /// executed one, the server then tells its answer, and the files that it opened are open from now on.
         unanswered: Vec<Unanswered>,
     },
-    /// Where this client counts its one-sided reads (`region::AccessCounters`), to be pulled over this connection.
+    /// Tells where this client counts its one-sided reads (`region::AccessCounters`), so that the server can pull the counters over this connection.
     ShareCounters {
         /// The counters' memory.
         buffer: RemoteBuffer,
@@ -267,47 +266,47 @@ pub enum Request<'a> {
     SetLock {
         /// Open file.
         filekey: FileKey,
-        /// Which lock.
+        /// The lock.
         lock: Lock,
-        /// Names the wait, if it comes to one.
+        /// Names the wait, if the request has to wait.
         wait: WaitId,
-        /// Wait while somebody else's lock is in the way.
+        /// Wait while another holder's lock blocks this one.
         blocking: bool,
     },
-    /// Gives locks of an owner up. By inode: a file may be closed before its locks are given up.
+    /// Removes locks of an owner. By inode, since a file may be closed before its locks are removed.
     Unlock {
         /// File.
         ino: InodeNo,
-        /// Which kind.
+        /// The kind of locks.
         space: LockSpace,
-        /// Whose.
+        /// The owner of the locks.
         owner: LockOwner,
-        /// On which bytes.
+        /// The bytes to unlock.
         range: LockRange,
     },
-    /// Asks which lock would be in the way (`F_GETLK`).
+    /// Asks which lock would block this one (`F_GETLK`).
     TestLock {
         /// Open file.
         filekey: FileKey,
-        /// The lock that is not asked for.
+        /// The lock to test.
         lock: Lock,
     },
-    /// Asks which of this client's waits for locks have ended. Held until one has, or the time is over.
+    /// Asks which of this client's waits for locks have ended. The server holds the request until one has ended, or the time is over.
     AwaitLocks {
-        /// How long to hold it, at most [`AWAIT_LOCKS_MAX_MS`](super::AWAIT_LOCKS_MAX_MS).
+        /// Longest time to hold the request, at most [`AWAIT_LOCKS_MAX_MS`](super::AWAIT_LOCKS_MAX_MS).
         hold_ms: u32,
     },
-    /// Gives a wait for a lock up.
+    /// Ends a wait for a lock.
     CancelLock {
-        /// Which.
+        /// The wait to end.
         wait: WaitId,
     },
-    /// Takes locks again that were held before the server restarted.
+    /// Takes locks again that the client held before the server restarted.
     ReclaimLocks {
-        /// A list too long for one message is sent in parts.
+        /// The locks. A list that is too long for one message is sent in parts.
         locks: Vec<ReclaimLock>,
     },
-    /// Makes a change again that a server before this one answered and may have lost, where nothing newer stands.
+    /// Repeats a change that an earlier server had answered and may have lost, wherever no newer change has been made.
     Restore {
         /// Open file.
         filekey: FileKey,
@@ -317,10 +316,9 @@ pub enum Request<'a> {
         #[serde(borrow)]
         what: Restored<Payload<'a>>,
     },
-    /// Makes a regular file without a name and opens it (`O_TMPFILE`). It goes when nobody has it open, unless `Link` gave it
-    /// a name.
+    /// Makes a regular file without a name and opens it (`O_TMPFILE`). It is deleted when nobody has it open, unless `Link` gave it a name.
     CreateNameless {
-        /// Directory that it is made as if in.
+        /// Directory in which it would have been made.
         parent: InodeNo,
         /// Permission bits, umask not applied: the header has it.
         mode: u16,
@@ -338,10 +336,10 @@ impl<'a> Request<'a> {
         body::encode(self, out)
     }
 
-    /// As `encode`, into memory that it is sent from: from `offset` on, at most `room` bytes.
+    /// As `encode`, into registered memory: from `offset` on, at most `room` bytes.
     ///
     /// # Errors
-    /// `TooLarge` if it has not enough room; what is there then is a part of it.
+    /// `TooLarge` if the body is longer than `room`; the memory then has a part of it.
     pub fn encode_into(&self, memory: &SharedMemory, offset: usize, room: usize) -> Result<usize, BodyError> {
         body::encode_into(self, memory, offset, room)
     }
@@ -354,7 +352,7 @@ impl<'a> Request<'a> {
         body::parse(body)
     }
 
-    /// What it opens a file for, if it does.
+    /// The rights with which it opens a file, if it opens one.
     pub const fn opens(&self) -> Option<Rights> {
         match self {
             Self::Create { rights, .. } | Self::CreateNameless { rights, .. } | Self::Open { rights, .. } => {
@@ -364,7 +362,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether it is answered outside of the slots: it needs no session, and uses up no number.
+    /// Whether it is answered outside of the slots: it needs no session, and takes no number.
     pub const fn needs_no_slot(&self) -> bool {
         matches!(self, Self::Attach { .. } | Self::Status)
     }

@@ -1,10 +1,9 @@
 //! The secret that proves that a session is a client's own.
 //!
-//! A client draws a secret when it mounts and sends it on each connection that it attaches, and to each of its rings. Its
-//! [`ClientId`] is a hash of the secret, so the server keeps no secret and compares none: it hashes the secret of a message,
-//! and finds the session of the client that knows that secret. An id (records, logs and files of rings have it) opens
-//! nothing, in this life of the server or the next. The time that it takes to find a session tells about ids, not about
-//! secrets.
+//! A client draws a secret when it mounts, and sends it on each connection that it attaches. Its [`ClientId`] is a hash of the secret, so the server
+//! keeps no secret and compares none: it hashes the secret of a message, and finds the session of the client that knows that secret. An id may be
+//! shown: it opens nothing, in this life of the server or the next. The time that it takes to find a session discloses something about ids, but not
+//! about secrets.
 //!
 //! # Invariants
 //! A secret is never shown: not in status, not in a log (`Debug` hides it), not on a disk.
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of a secret: 128 random bits, as many as an id has.
 pub const SESSION_SECRET_LEN: usize = 16;
-/// Keeps these hashes apart from any other use of the same bytes.
+/// Separates these hashes from any other use of the same bytes.
 const CLIENT_ID_CONTEXT: &[u8] = b"cuttlefs client id 1";
 
 /// A client's secret.
@@ -24,7 +23,7 @@ const CLIENT_ID_CONTEXT: &[u8] = b"cuttlefs client id 1";
 pub struct SessionSecret(pub [u8; SESSION_SECRET_LEN]);
 
 impl SessionSecret {
-    /// Of who has no session: a sender to a service that asks for none.
+    /// The secret of a client without a session.
     pub const NONE: Self = Self([0; SESSION_SECRET_LEN]);
 
     /// A new one.
@@ -58,7 +57,7 @@ mod tests {
 
     #[test]
     fn the_id_is_a_hash_of_the_secret() {
-        // As another implementation of SHA-256 says of the context and the bytes 0 to 15.
+        // Another implementation of SHA-256 gave this value for the context and the bytes 0 to 15.
         let secret = SessionSecret(std::array::from_fn(|at| at as u8));
         assert_eq!(format!("{:032x}", secret.client().0), "b939c3e7d6d955edf87a67d91ef92a0e");
     }

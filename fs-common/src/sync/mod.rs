@@ -1,5 +1,5 @@
-//! The ordering of the page protocol: its fences, and the lock of the free frames. In the feature `model-check` they are a model checker's,
-//! and so are the words of shared memory that a model names; everything else of the protocol is the code that runs in the product.
+//! The synchronisation of the page protocol: its fences, and the lock of the free frames. With the feature `model-check` a model checker provides
+//! them, and also the words of shared memory that a model names; all other code of the protocol is that of the product.
 
 #[cfg(feature = "model-check")]
 mod modelled;

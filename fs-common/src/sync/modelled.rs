@@ -1,8 +1,8 @@
-//! Shared memory as a model checker sees it: words that a model has named are the checker's atomics, everything else is the mapping.
+//! Shared memory for a model checker: words that a model has named are the checker's atomics, all others are in the mapping.
 //!
-//! The checker cannot see into mapped memory. A model names the few words it is about before it starts its threads ([`Words::observe`]); from
-//! then on `load_u64`, `store_u64`, `read` and `write` of them go to the checker: copies word by word and relaxed, as the racing copies of
-//! the product promise no order. All other accesses bypass the checker.
+//! The checker cannot see into mapped memory. A model names the few words that it is about before it starts its threads ([`Words::observe`]); from
+//! then on `load_u64`, `store_u64`, `read` and `write` of these words go to the checker. Copies are word by word and relaxed, since the racing copies
+//! of the product promise no order. All other accesses bypass the checker.
 //!
 //! Works inside `loom::model` only. Misuse (a part of a named word) asserts.
 
@@ -70,7 +70,7 @@ impl Words {
 pub struct Mutex<T>(loom::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// Around a value.
+    /// A lock of this value.
     pub fn new(value: T) -> Self {
         Self(loom::sync::Mutex::new(value))
     }

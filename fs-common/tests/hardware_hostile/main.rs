@@ -1,7 +1,7 @@
-//! Peers over an RNIC that do not keep to the protocol: their connection ends, everybody else's goes on. (`rdma_hostile` has the links of the
-//! software RNIC, whose bytes a peer can forge; here the RNIC makes the packets, and a peer says what it likes in requests.)
+//! Peers over an RNIC that break the protocol: their connections end, and nobody else's. Here the RNIC makes the packets, and a peer chooses its
+//! requests and private data. (`rdma_hostile` tests the links of the software RNIC, where a peer can forge every byte.)
 //!
-//! All are ignored where there is no RNIC: scripts/vm/rdma-test.sh has one.
+//! All tests are ignored by default, since they need an RNIC: `scripts/vm/rdma-test.sh` runs them over one.
 
 mod raw;
 
@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// For what must come. A machine without KVM stands still for seconds.
+/// How long a test waits for something that must happen. A machine without KVM stands still for seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 const DEPTH: u32 = 8;
-/// What of a server's memory is for requests; receives lie behind it.
+/// Bytes at the beginning of a server's memory that requests access; its receive buffers lie behind them.
 const OPEN_BYTES: u64 = 1 << 20;
 const RECEIVE_BYTES: u64 = 64;
 
@@ -39,7 +39,7 @@ fn keys(seed: u64) -> TcpSecurity {
     TcpSecurity::Keys(ClusterKeys::new(vec![key]).expect("keys"))
 }
 
-/// A server that accepts whoever has proven enough.
+/// A server that accepts every client that its `TcpSecurity` lets in.
 struct Served {
     mr: Arc<dyn MemoryRegion>,
     cq: Arc<dyn CompletionQueue>,
@@ -49,7 +49,7 @@ struct Served {
 }
 
 impl Served {
-    /// `receives` are posted for each who is accepted.
+    /// Posts this number of receives for each accepted client.
     fn new(trust: TcpSecurity, access: Access, receives: u64) -> Self {
         let device = VerbsDevice::to_listen(&Endpoint::Rdma { host: host(), port: 0, via: None }, trust)
             .expect("an RNIC");
@@ -76,7 +76,7 @@ impl Served {
                     Err(error) => panic!("accept: {error}"),
                 };
                 let config = QpConfig::new(&its_cq, DEPTH, DEPTH);
-                // One that went away meanwhile is nobody's loss.
+                // A client that has hung up meanwhile is no error.
                 if let Ok(qp) = incoming.accept(config, (0..receives).map(receive).collect())
                     && give.send(qp).is_err()
                 {
@@ -100,7 +100,7 @@ impl Served {
         Remote::Memory { rkey: self.mr.rkey(), offset }
     }
 
-    /// Somebody who keeps the rules.
+    /// A client that keeps to the protocol.
     fn guest(&self, trust: TcpSecurity) -> Guest {
         Guest::connect(&self.endpoint, trust).expect("connect")
     }
@@ -140,7 +140,7 @@ impl Guest {
         next(&*self.cq)
     }
 
-    /// Reads what the server has at its beginning.
+    /// Reads the sevens at the beginning of the server's memory.
     fn reads_sevens(&self, served: &Served) {
         self.mr.memory().write(0, &[0; 8]);
         self.post(SendOp::Read(served.place(0)), 8);
@@ -161,7 +161,7 @@ fn next(cq: &dyn CompletionQueue) -> Completion {
     out[0]
 }
 
-/// The server's side breaks: somebody polls its queue, as a worker does.
+/// Waits until the server's side of a connection breaks. Polls the server's queue meanwhile, as a worker does.
 fn wait_for_error(served: &Served, qp: &dyn QueuePair) {
     let deadline = Instant::now() + PATIENCE;
     while qp.state() != QpState::Error {
@@ -177,7 +177,7 @@ fn head(magic: u32, version: u16, kind: u16) -> Vec<u8> {
 
 const MAGIC: u32 = 0x6375_746c;
 
-/// What begins as a request does not: each is refused in words, with and without keys.
+/// Private data that is no request of this protocol is refused with a reason, with and without keys.
 fn foreign_words_are_refused(trust: TcpSecurity) {
     let served = Served::new(trust.clone(), Access::ALL, 0);
     let good = served.guest(trust);
@@ -206,7 +206,7 @@ fn foreign_words_with_keys() {
     foreign_words_are_refused(keys(1));
 }
 
-/// Proofs and fingerprints that are made up bring a challenge or a refusal, and nobody in.
+/// Guessed proofs and fingerprints get a challenge or a refusal, and are never accepted.
 fn proofs_that_are_guessed_let_nobody_in() {
     let served = Served::new(keys(1), Access::ALL, 0);
     let mut challenge = vec![0; 16];
@@ -216,7 +216,7 @@ fn proofs_that_are_guessed_let_nobody_in() {
         let Heard::Refused(answer) = RawPeer::ask(served.address(), &said).hear() else {
             panic!("a guess was believed")
         };
-        // Half of them answer the server's own challenge.
+        // Later guesses echo the server's own challenge.
         if turn % 2 == 0 && answer.len() >= 24 {
             challenge = answer[8..24].to_vec();
         }
@@ -225,7 +225,7 @@ fn proofs_that_are_guessed_let_nobody_in() {
     served.guest(keys(1)).reads_sevens(&served);
 }
 
-/// Who has no key, or another, hears what to do; who has one goes on with nobody that has not.
+/// A client with another key or none is told what to do. A client with a key refuses a server that proves none.
 fn who_has_not_the_key_is_told() {
     let (keyed, plain) =
         (Served::new(keys(1), Access::ALL, 0), Served::new(TcpSecurity::Insecure, Access::ALL, 0));
@@ -242,7 +242,7 @@ fn who_has_not_the_key_is_told() {
     keyed.guest(keys(1)).reads_sevens(&keyed);
 }
 
-/// Peers that ask and listen to no answer keep nobody out, and nothing of them stays when they go.
+/// Peers that ask to connect and never read the answer keep nobody out. When they go, the server drops their connections.
 fn who_asks_and_does_not_listen_holds_nobody_up() {
     let served = Served::new(TcpSecurity::Insecure, Access::ALL, 0);
     let said = [head(MAGIC, 1, 0), vec![0; 48]].concat();
@@ -260,7 +260,7 @@ fn who_asks_and_does_not_listen_holds_nobody_up() {
     good.reads_sevens(&served);
 }
 
-/// A peer that is gone without a word, while nobody sends it anything.
+/// The server notices that a peer is gone without a word, even when it sends that peer nothing.
 fn who_falls_silent_is_missed() {
     let served = Served::new(TcpSecurity::Insecure, Access::ALL, 0);
     let said = [head(MAGIC, 1, 0), vec![0; 48]].concat();
@@ -273,6 +273,20 @@ fn who_falls_silent_is_missed() {
     served.guest(TcpSecurity::Insecure).reads_sevens(&served);
 }
 
+/// Who asks for a connection says how often, and how long, the server's RNIC retransmits: 7 times is for ever with rdma_rxe, and 2^31 * 4 us
+/// are two hours. Such a peer would hold a queue pair when it is gone.
+fn who_wants_endless_retransmissions_is_not_let_in() {
+    let served = Served::new(TcpSecurity::Insecure, Access::ALL, 0);
+    let said = [head(MAGIC, 1, 0), vec![0; 48]].concat();
+    let peer = RawPeer::ask_for_retries(served.address(), &said, 7, None);
+    let Heard::Refused(answer) = peer.hear() else { panic!("it was let in") };
+    let words = String::from_utf8_lossy(&answer).into_owned();
+    assert!(words.contains("ask for 6 at most"), "{words:?}");
+    RawPeer::ask_for_retries(served.address(), &said, 6, Some(31)).is_let_go();
+    assert!(served.accepted.try_recv().is_err(), "nobody was let in");
+    served.guest(TcpSecurity::Insecure).reads_sevens(&served);
+}
+
 /// Requests that the server's RNIC refuses end the connection of who sent them, and change nothing.
 fn refused_requests_end_their_connection_only() {
     let readable = Access { local_write: true, remote_read: true, ..Access::NONE };
@@ -281,7 +295,7 @@ fn refused_requests_end_their_connection_only() {
     let _good_server = served.accepted();
     let nowhere = |rkey, offset| Remote::Memory { rkey: Rkey(rkey), offset };
     let rkey = served.mr.rkey().0;
-    // Whole pages.
+    // A region consists of whole pages, so its end lies behind the length that was asked for.
     let end = served.mr.memory().len() as u64;
     for (name, op, len) in [
         ("READ of no region", SendOp::Read(nowhere(rkey ^ 0x5500, 0)), 8),
@@ -298,7 +312,7 @@ fn refused_requests_end_their_connection_only() {
         let its = served.accepted();
         hostile.post(op, len);
         let status = hostile.next().status;
-        // The specification has one code for each; what matters is that it is refused.
+        // The specification has a code for each case. The test only asks that each request is refused.
         let is_refused =
             matches!(status, WcStatus::RemoteAccess | WcStatus::RemoteInvalid | WcStatus::RemoteOperation);
         assert!(is_refused, "{name}: {status:?}");
@@ -309,7 +323,7 @@ fn refused_requests_end_their_connection_only() {
     assert_eq!(good.qp.state(), QpState::ReadyToSend);
 }
 
-/// Messages for which there is no receive wait at who sent them; others are served meanwhile, and then they come in order.
+/// Messages that find no receive wait at their sender. Other clients are served meanwhile, and the messages arrive in order when receives are posted.
 fn messages_beyond_the_receives_are_held_back() {
     let served = Served::new(TcpSecurity::Insecure, Access::ALL, 1);
     let hostile = served.guest(TcpSecurity::Insecure);
@@ -336,10 +350,10 @@ fn messages_beyond_the_receives_are_held_back() {
     }
 }
 
-/// Of each READ of the flood.
+/// Bytes that each READ of the flood reads.
 const FLOOD_BYTES: u32 = 1 << 18;
 
-/// Peers that keep as many large READs under way as they may leave others their turn.
+/// Peers that keep as many large READs under way as they may do not starve other clients.
 fn who_floods_with_reads_leaves_others_their_turn() {
     let served = Served::new(TcpSecurity::Insecure, Access::ALL, 0);
     let good = served.guest(TcpSecurity::Insecure);
@@ -379,6 +393,7 @@ over_an_rnic!(
     who_has_not_the_key_is_told,
     who_asks_and_does_not_listen_holds_nobody_up,
     who_falls_silent_is_missed,
+    who_wants_endless_retransmissions_is_not_let_in,
     refused_requests_end_their_connection_only,
     messages_beyond_the_receives_are_held_back,
     who_floods_with_reads_leaves_others_their_turn,

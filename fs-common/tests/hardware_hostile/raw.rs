@@ -1,4 +1,4 @@
-//! A peer that speaks to librdmacm itself, and says what it likes. All that is unsafe of these tests is here.
+//! A peer that calls librdmacm itself, so it can send any private data. All `unsafe` code of these tests is here.
 
 use rdma_sys as ffi;
 use rustix::event::{PollFd, PollFlags};
@@ -8,14 +8,14 @@ use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::time::Instant;
 
-/// What the other side made of a request to connect.
+/// The other side's answer to a request to connect, with its private data.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
     Accepted(Vec<u8>),
     Refused(Vec<u8>),
 }
 
-/// A connection, or the wish for one.
+/// A connection, or a request for one.
 pub struct RawPeer {
     channel: *mut ffi::rdma_event_channel,
     id: *mut ffi::rdma_cm_id,
@@ -29,8 +29,15 @@ fn done(what: &str, result: c_int) {
 }
 
 impl RawPeer {
-    /// Asks to be let in, with these bytes, and listens to no answer yet.
+    /// Sends a request to connect with this private data, and does not wait for the answer.
     pub fn ask(address: SocketAddrV4, private: &[u8]) -> Self {
+        // As the library does.
+        Self::ask_for_retries(address, private, 6, None)
+    }
+
+    /// Asks to be let in, and that the other side's RNIC retransmits so often, each time after 4.096 us times two to the power of `timeout`
+    /// (`None`: as the path has it).
+    pub fn ask_for_retries(address: SocketAddrV4, private: &[u8], retries: u8, timeout: Option<u8>) -> Self {
         let mut storage: libc::sockaddr_in = libc::sockaddr_in {
             sin_family: libc::AF_INET as libc::sa_family_t,
             sin_port: address.port().to_be(),
@@ -48,6 +55,10 @@ impl RawPeer {
                 ffi::rdma_create_id(channel, &mut id, null_mut(), ffi::rdma_port_space::RDMA_PS_TCP),
             );
             let mut peer = Self { channel, id, pd: null_mut(), cq: null_mut(), has_queue_pair: false };
+            if let Some(mut timeout) = timeout {
+                // rdma_cma.h: RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT.
+                done("a time-out", ffi::rdma_set_option(id, 0, 3, (&raw mut timeout).cast(), 1));
+            }
             done("an address", ffi::rdma_resolve_addr(id, null_mut(), (&raw mut storage).cast(), 10_000));
             assert_eq!(peer.event().0, ffi::rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED);
             done("a route", ffi::rdma_resolve_route(id, 10_000));
@@ -66,14 +77,13 @@ impl RawPeer {
             param.private_data = private.as_ptr().cast();
             param.private_data_len = private.len() as u8;
             (param.responder_resources, param.initiator_depth) = (1, 1);
-            // Who asks says how often the other side retries: as the library does.
-            (param.retry_count, param.rnr_retry_count) = (6, 7);
+            (param.retry_count, param.rnr_retry_count) = (retries, 7);
             done("asking", ffi::rdma_connect(id, &mut param));
             peer
         }
     }
 
-    /// The next event and its private data. With the one that it is accepted, the library completes the connection.
+    /// The next event and its private data. On `ESTABLISHED` librdmacm has completed the connection.
     fn event(&self) -> (ffi::rdma_cm_event_type::Type, Vec<u8>) {
         let deadline = Instant::now() + super::PATIENCE;
         // SAFETY: the channel is there as long as `self`; the event is copied before it is acknowledged, and not touched after.
@@ -105,12 +115,22 @@ impl RawPeer {
         }
     }
 
-    /// Listens to the answer.
+    /// Waits for the answer to `ask`.
     pub fn hear(&self) -> Heard {
         match self.event() {
             (ffi::rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED, said) => Heard::Accepted(said),
             (ffi::rdma_cm_event_type::RDMA_CM_EVENT_REJECTED, said) => Heard::Refused(said),
             (other, _) => panic!("event {other}"),
+        }
+    }
+
+    /// Waits until the other side has ended the connection that it accepted, or is about to.
+    pub fn is_let_go(&self) {
+        use ffi::rdma_cm_event_type as kind;
+        match self.event().0 {
+            kind::RDMA_CM_EVENT_ESTABLISHED => self.is_let_go(),
+            kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_REJECTED => {}
+            other => panic!("event {other}"),
         }
     }
 

@@ -1,8 +1,8 @@
-//! What memory a peer may reach, and how it hears that it may not.
+//! Which memory a peer can access, and how refused requests complete.
 
 use super::*;
 
-/// A refused request: the initiator hears it, everything behind it is flushed, the target is unchanged.
+/// A refused request completes with `status`, the requests behind it are flushed, and the target's memory is unchanged.
 pub(super) fn refused(
     link: LinkKind,
     access: Access,
@@ -62,14 +62,14 @@ pub(super) fn access_errors(link: LinkKind) {
     let file = Remote::File { filekey: FileKey(1), offset: 0 };
     refused(link, Access::ALL, |_| SendOp::Write(file), 64, WcStatus::RemoteInvalid);
     refused(link, Access::ALL, |_| SendOp::Read(file), 64, WcStatus::RemoteInvalid);
-    // Too long at both ends: which of them an RNIC finds first is its own matter.
+    // The request is too long for both regions. Which of the two errors an RNIC reports is up to it.
     if link != LinkKind::Rdma {
         let write = |server: &Half| SendOp::Write(server.place(0));
         refused(link, Access::ALL, write, 1 << 22, WcStatus::LocalProtection);
     }
     let capabilities = Half::new(link, Access::ALL).device.capabilities();
     let transfer = capabilities.max_transfer_bytes + 1;
-    // What an RNIC takes is more than there is memory.
+    // The longest transfer of an RNIC is longer than the test's memory.
     if u64::from(transfer) <= MEMORY_LEN as u64 {
         refused(link, Access::ALL, |server| SendOp::Read(server.place(0)), transfer, WcStatus::LocalLength);
     }
@@ -109,7 +109,7 @@ pub(super) fn deregistered_memory_is_gone(link: LinkKind) {
     bad(pair.client.next(), 1, WcStatus::RemoteAccess);
 }
 
-/// A lane gives its buffer back while it is idle, and stays registered.
+/// A lane discards the pages of its buffer while it is idle. The region stays registered, and works.
 pub(super) fn discarded_memory_is_still_the_regions(link: LinkKind) {
     let pair = Pair::new(link);
     let memory = Arc::new(SharedMemory::new("idle", 4 * 4096).expect("memory"));
@@ -130,7 +130,7 @@ pub(super) fn discarded_memory_is_still_the_regions(link: LinkKind) {
 
 pub(super) fn many_registrations_stay_reachable(link: LinkKind) {
     let pair = Pair::new(link);
-    // More than the socket's buffer takes announcements of; the server only polls now and then.
+    // More registrations than the socket's buffer has room to announce, at a server that polls only now and then.
     let regions: Vec<_> = (0..600u64)
         .map(|index| {
             let memory = Arc::new(SharedMemory::new("many", 4096).expect("memory"));

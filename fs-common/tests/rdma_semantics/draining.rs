@@ -1,4 +1,4 @@
-//! Memory that is let go of while work requests name it: nothing touches it any more.
+//! Memory whose region is dropped while work requests name it: nothing touches it any more.
 
 use super::*;
 
@@ -26,7 +26,7 @@ pub(super) fn a_receive_whose_memory_was_let_go_of_takes_nothing(link: LinkKind)
     pair.c().post_send(&[send(1, SendOp::Send, pair.client.put(0, b"late"))]).expect("post");
     let completion = pair.server.next();
     assert_eq!(completion.wr_id, WrId(7));
-    // rdma_rxe says of all that is wrong with a receive the same (see `verbs_provider`).
+    // rdma_rxe reports all errors of a receive with one status (see `verbs_provider`).
     let told = [WcStatus::LocalProtection, WcStatus::LocalLength];
     let told = if link == LinkKind::Rdma { &told[..] } else { &told[..1] };
     assert!(told.contains(&completion.status), "{completion:?}");
@@ -34,7 +34,7 @@ pub(super) fn a_receive_whose_memory_was_let_go_of_takes_nothing(link: LinkKind)
     assert!(is_all(&memory, BEFORE));
 }
 
-/// Of READs that are under way some may be done; what comes back later goes nowhere.
+/// READs under way may complete. Replies that arrive after the region was dropped are written nowhere.
 pub(super) fn reads_into_memory_that_was_let_go_of_end(link: LinkKind) {
     const READS: u64 = 8;
     const LEN: u32 = 256 << 10;
@@ -46,7 +46,7 @@ pub(super) fn reads_into_memory_that_was_let_go_of_end(link: LinkKind) {
         let read = |id| send(id, SendOp::Read(server.place(id * 4096)), late.sge(id * u64::from(LEN), LEN));
         let reads: Vec<_> = (0..READS).map(read).collect();
         if pair.c().post_send(&reads).is_err() {
-            // The round before has broken it.
+            // An earlier round has broken the connection.
             break;
         }
         drop((reads, late));
@@ -60,10 +60,10 @@ pub(super) fn reads_into_memory_that_was_let_go_of_end(link: LinkKind) {
     }
 }
 
-/// A peer writes on and on; from when it was let go of, the memory is nobody's.
+/// A peer writes again and again: none of its bytes arrives once the region is dropped.
 pub(super) fn writes_to_memory_that_was_let_go_of_are_refused(link: LinkKind) {
     if link == LinkKind::Shm {
-        // The peer maps it, and ends what it has begun: see `rdma::soft`.
+        // Over shm the peer maps the region, and completes what it has begun: see `rdma::soft`.
         return;
     }
     const LEN: u32 = 256 << 10;

@@ -1,4 +1,4 @@
-//! What a target offers besides registered memory: files its engine reads and writes, windows its peers map.
+//! Targets of one-sided verbs besides registered memory: files that the target's engine reads and writes, and windows that its peers map.
 
 use super::*;
 use std::sync::Mutex;
@@ -35,7 +35,7 @@ impl FileTarget for OneFile {
     }
 }
 
-/// The same, and the right to write that file, which has 10,000 bytes.
+/// `OneFile`, whose 10,000 bytes can also be written. It notes the writes.
 #[derive(Default)]
 struct Written(Mutex<Vec<(u64, Vec<u8>)>>);
 
@@ -87,7 +87,7 @@ pub(super) fn files_are_written_where_the_target_takes_it(link: LinkKind) {
         pair.c().post_send(&[send(1, op, pair.client.put(0, bytes))]).expect("post");
         pair.client.next()
     };
-    // A target that has files to read takes no writes to them unless it says so.
+    // A target whose files can be read refuses writes, unless it implements them.
     assert_eq!(write(&pair_with(Arc::new(OneFile), 42), 7, 0, b"x").status, WcStatus::RemoteInvalid);
     if link == LinkKind::Shm {
         return;
@@ -96,7 +96,7 @@ pub(super) fn files_are_written_where_the_target_takes_it(link: LinkKind) {
     let pair = pair_with(target.clone(), 42);
     ok(write(&pair, 7, 9_995, b"bytes"), 1, CompletionKind::Write, 5);
     ok(write(&pair, 7, 0, b""), 1, CompletionKind::Write, 0);
-    // What was written before it is seen by a message behind it, also if nobody is told of the write.
+    // When a READ has completed, earlier WRITEs have been executed, also those without a completion.
     let mut silent = send(
         2,
         SendOp::Write(Remote::File { filekey: FileKey(7), offset: 3 }),
@@ -113,7 +113,7 @@ pub(super) fn files_are_written_where_the_target_takes_it(link: LinkKind) {
         assert_eq!(write(&pair, filekey, offset, b"bytes").status, WcStatus::RemoteAccess);
         assert_eq!(pair.c().state(), QpState::Error);
     }
-    // Nobody is handed an immediate with it, and a bitmap is not for writing.
+    // A WRITE with immediate to a file and a WRITE to a bitmap are no valid requests.
     let file = Remote::File { filekey: FileKey(7), offset: 0 };
     let bitmap = Remote::Bitmap { filekey: FileKey(7), first_page: 0 };
     for op in [SendOp::WriteImm(file, 1), SendOp::Write(bitmap)] {
@@ -145,7 +145,7 @@ pub(super) fn files_are_read_by_the_engine(link: LinkKind) {
     ok(read(&pair, Remote::Bitmap { filekey: FileKey(7), first_page: 16 }, 8), 1, CompletionKind::Read, 8);
     assert_eq!(pair.client.bytes(0, 8), [16; 8]);
     assert_eq!(read(&pair, file(8, 0), 4096).status, WcStatus::RemoteAccess);
-    // Without a session every file is refused, and a crooked bitmap is no request.
+    // Without a session (owner 0) every file is refused, and a bitmap must begin at a multiple of 8 pages.
     for (owner, remote, status) in [
         (0, file(7, 0), WcStatus::RemoteAccess),
         (42, Remote::Bitmap { filekey: FileKey(7), first_page: 3 }, WcStatus::RemoteInvalid),

@@ -9,7 +9,7 @@ pub(super) fn flush(remote: Remote, len: u32, placement: Placement) -> SendOp {
     SendOp::Flush { remote, len, placement }
 }
 
-/// How far a FLUSH goes that is posted over this link.
+/// How far a FLUSH over this link can reach.
 fn reach(link: LinkKind) -> FlushReach {
     Half::new(link, Access::ALL).device.capabilities().flush
 }
@@ -22,7 +22,8 @@ pub(super) fn flush_errors(link: LinkKind) {
     let past = |server: &Half| Remote::Memory { rkey: server.mr.rkey(), offset: MEMORY_LEN as u64 - 8 };
     let file = Remote::File { filekey: FileKey(1), offset: 0 };
     for placement in [Visibility, Persistence] {
-        // What an RNIC cannot do it is not asked; and a READ in place of a FLUSH needs no right to FLUSH.
+        // A FLUSH beyond the RNIC's reach is refused before it is sent. An RNIC without FLUSH sends a READ in its place, which needs no right to
+        // FLUSH.
         let can = placement == Visibility || reach == FlushReach::Persistence;
         let access = if can { WcStatus::RemoteAccess } else { WcStatus::RemoteInvalid };
         refused(link, Access::ALL, |_| flush(wrong_key, 8, placement), 0, access);
@@ -33,7 +34,7 @@ pub(super) fn flush_errors(link: LinkKind) {
         refused(link, Access::ALL, |_| flush(file, 8, placement), 0, WcStatus::RemoteInvalid);
         refused(link, Access::ALL, |server| flush(server.place(0), 8, placement), 8, WcStatus::LocalLength);
     }
-    // A region without a persistence domain can be made visible and nothing more.
+    // A region without a persistence domain can be flushed for visibility only.
     let is_asked = link == LinkKind::Rdma && reach == FlushReach::Persistence;
     let status = if is_asked { WcStatus::RemoteAccess } else { WcStatus::RemoteInvalid };
     refused(link, Access::ALL, |server| flush(server.place(0), 8, Persistence), 0, status);
@@ -48,7 +49,7 @@ pub(super) fn flush_errors(link: LinkKind) {
     assert_eq!(pair.server.bytes(64, 8), b"visible!");
 }
 
-/// Writes, flushes and READs of one doorbell: each completes, in order, and a silent FLUSH takes no place for good.
+/// WRITEs, FLUSHes and READs of one doorbell complete in order, and an unsignaled FLUSH gives its place in the queue back.
 pub(super) fn flushes_stand_among_other_requests(link: LinkKind) {
     let pair = Pair::new(link);
     for round in 0..40u64 {
@@ -75,7 +76,7 @@ pub(super) fn flushes_stand_among_other_requests(link: LinkKind) {
     pair.client.nothing();
 }
 
-/// How far a region is flushed it says itself, and so it is.
+/// A region says how far a FLUSH of it reaches, and a FLUSH does that.
 pub(super) fn a_region_says_how_far_it_is_flushed(link: LinkKind) {
     use Placement::{Persistence, Visibility};
     let dir = tempfile::tempdir().expect("dir");
@@ -119,7 +120,7 @@ pub(super) fn a_region_says_how_far_it_is_flushed(link: LinkKind) {
     }
 }
 
-/// Polls the server's side: a FLUSH of a file may want that.
+/// Polls the server's side, which a FLUSH of a file may need.
 struct Driver(Arc<AtomicBool>);
 
 impl Driver {
@@ -141,7 +142,7 @@ impl Drop for Driver {
     }
 }
 
-/// The first bytes of a region may be the owner's: peers READ and FLUSH them, and change them by neither of its keys.
+/// The first bytes of a region may be its owner's: peers can READ and FLUSH them, and can change them with neither of the region's keys.
 pub(super) fn the_owners_bytes_are_not_the_peers(link: LinkKind) {
     let access = Access { own_bytes: 4096, ..Access::ALL };
     let pair = Pair::with(link, 16, access, |_, _| [vec![], vec![]]);
@@ -163,13 +164,13 @@ pub(super) fn the_owners_bytes_are_not_the_peers(link: LinkKind) {
     ok(pair.client.next(), 4, CompletionKind::Flush, 0);
     assert_eq!(pair.client.bytes(0, 16), b"owner's.peers'..");
     assert_eq!(pair.server.bytes(4088, 16), b"owner's.changed!");
-    // A message can land behind them.
+    // A message can land behind the owner's bytes.
     pair.s().post_recv(&[pair.server.receive(7, 8192, 8)]).expect("receive");
     pair.c().post_send(&[send(5, SendOp::Send, pair.client.put(64, b"message!"))]).expect("post");
     ok(pair.server.next(), 7, CompletionKind::Recv, 8);
     assert_eq!(pair.server.bytes(8192, 8), b"message!");
     if link == LinkKind::Shm {
-        // Who maps memory is its RNIC.
+        // Over shm the peer maps the memory and is its own RNIC: nothing refuses its WRITEs.
         return;
     }
     let writes = [
@@ -193,7 +194,7 @@ pub(super) fn the_owners_bytes_are_not_the_peers(link: LinkKind) {
     );
 }
 
-/// A device of persistent memory over hardware: the RNIC takes a WRITE to persistence, and it is there when the device is opened again.
+/// A FLUSH by hardware to a device of persistent memory: the bytes are there when the device is opened again.
 #[cfg(feature = "verbs")]
 #[test]
 #[ignore = "wants an RNIC and a device of persistent memory"]
@@ -218,7 +219,7 @@ fn a_device_of_persistent_memory_is_flushed() {
     if reach(link) == FlushReach::Persistence {
         ok(flushed, 2, CompletionKind::Flush, 0);
     } else {
-        // An older libibverbs.
+        // An older libibverbs has no FLUSH.
         bad(flushed, 2, WcStatus::RemoteInvalid);
     }
     drop((pair, region, log, device));
@@ -228,7 +229,7 @@ fn a_device_of_persistent_memory_is_flushed() {
     assert_eq!(&bytes, b"persist!");
 }
 
-/// What a test's device does: notes the bytes that were there when it was asked, and says so when it is let.
+/// A persistence domain that notes the bytes of each flush, and completes the flushes when the test tells it to.
 #[derive(Default)]
 struct Slow {
     seen: Mutex<Vec<Vec<u8>>>,
@@ -254,7 +255,7 @@ impl Slow {
         waiting.into_iter().for_each(|done| done(result));
     }
 
-    /// Waits until so many flushes have been asked for; the server's side is polled where that takes it.
+    /// Waits until `count` flushes have arrived. Polls both sides, since some links need that.
     fn asked(&self, pair: &Pair, count: usize) {
         let deadline = Instant::now() + PATIENCE;
         while self.waiting.lock().expect("no panic").len() < count {
@@ -289,7 +290,7 @@ pub(super) fn a_flush_comes_after_earlier_writes_and_holds_up_completions_only(l
     slow.asked(&pair, 2);
     assert_eq!(*slow.seen.lock().expect("no panic"), [b"earlier.".to_vec(), b"later...".to_vec()]);
     ok(pair.client.next(), 1, CompletionKind::Write, 8);
-    // The second write was executed, and the READ, but their completions wait for the flush.
+    // The second WRITE and the READ were executed, but their completions wait for the first FLUSH.
     pair.client.nothing();
     slow.finish(Ok(()));
     ok(pair.client.next(), 2, CompletionKind::Flush, 0);
@@ -358,7 +359,7 @@ pub(super) fn a_connection_that_ends_forgets_its_flush(link: LinkKind) {
     pair.client.nothing();
 }
 
-/// Messages in the buffers of a log are flushed like what was written there.
+/// Messages that land in a log's memory are flushed as WRITEs are.
 pub(super) fn messages_are_flushed_where_they_land(link: LinkKind) {
     let pair = Pair::new(link);
     let slow = Arc::new(Slow::default());
@@ -378,7 +379,7 @@ pub(super) fn messages_are_flushed_where_they_land(link: LinkKind) {
     ok(pair.client.next(), 2, CompletionKind::Flush, 0);
 }
 
-/// A flush behind messages that nobody has posted receives for is no failure of the device: it waits for them.
+/// A FLUSH behind messages that find no receive is no failure of the device: it waits until receives are posted.
 pub(super) fn a_flush_waits_for_messages_without_a_place(link: LinkKind) {
     let pair = Pair::new(link);
     let slow = Arc::new(Slow::default());
@@ -393,7 +394,7 @@ pub(super) fn a_flush_waits_for_messages_without_a_place(link: LinkKind) {
             send(5, SendOp::Read(place(256)), pair.client.mr.sge(64, 8)),
         ])
         .expect("post");
-    // It has arrived.
+    // The link has taken the first message.
     ok(pair.client.next(), 1, CompletionKind::Send, 8);
     pair.client.nothing();
     assert!(slow.waiting.lock().expect("no panic").is_empty(), "what is to be flushed is not there");
@@ -409,7 +410,7 @@ pub(super) fn a_flush_waits_for_messages_without_a_place(link: LinkKind) {
     ok(pair.client.next(), 5, CompletionKind::Read, 8);
 }
 
-/// The initiator may do a flush all by itself, and nobody looks at the memory any more: that is no flush.
+/// Over some links the initiator flushes by itself. Nobody uses the memory of a closed target any more, so a FLUSH must fail there.
 pub(super) fn a_target_that_closed_takes_no_flush(link: LinkKind) {
     let mut pair = Pair::new(link);
     let dir = tempfile::tempdir().expect("dir");
@@ -428,12 +429,12 @@ pub(super) fn a_target_that_closed_takes_no_flush(link: LinkKind) {
         write.signaled = false;
         [write, send(id, flush(place, 8, placement), Sge::EMPTY)]
     };
-    // The region is known to the client, so that nothing but the flush itself can notice.
+    // This FLUSH makes the region known to the client, so that later only the FLUSH itself can notice the end.
     pair.c().post_send(&persist(2)).expect("post");
     ok(pair.client.next(), 2, CompletionKind::Flush, 0);
     let late = persist(3);
     pair.server_qp = None;
-    // Not polled in between: the client does not know yet.
+    // The client has not polled since, so it does not know of the end yet.
     if pair.c().post_send(&late).is_ok() {
         let completion = pair.client.next();
         assert_ne!(completion.status, WcStatus::Success, "{completion:?}");
@@ -441,7 +442,7 @@ pub(super) fn a_target_that_closed_takes_no_flush(link: LinkKind) {
     assert_eq!(pair.c().state(), QpState::Error);
 }
 
-/// On persistent memory, and on a file whose syncs many flushes share, for real.
+/// Flushes of real devices: persistent memory, and a file whose syncs many flushes share.
 pub(super) fn real_devices_persist(link: LinkKind) {
     let pair = Pair::new(link);
     let dir = tempfile::tempdir().expect("dir");

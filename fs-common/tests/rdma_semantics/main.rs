@@ -168,10 +168,10 @@ fn order_and_silence(link: LinkKind) {
         assert_eq!(server.bytes(65536 + index as usize * 64, 8), index.to_le_bytes());
     }
     assert_eq!(server.bytes(0, 8), 7u64.to_le_bytes());
-    // Everything before it was silent.
+    // All requests before it were unsignaled.
     ok(client.next(), 207, CompletionKind::Send, 8);
     client.nothing();
-    // READ, then WRITE, then SEND: completions in that order, and silent ones gave their places back.
+    // Completions come in the order of the requests, and unsignaled requests give their places in the queue back.
     for round in 0..20 {
         server.post_and_forget(pair.s());
         let requests = [
@@ -189,8 +189,8 @@ fn order_and_silence(link: LinkKind) {
     }
 }
 
-/// What a lockless reader of tables relies on: a READ loads an aligned word whole, and READs that are posted later see memory no older. The
-/// target writes, as a page of the pool is written: odd version, bytes, even version.
+/// Lockless readers of tables rely on this: a READ never tears an aligned word, and a READ that is posted later never sees older memory. The target
+/// writes in the order in which a pool page is written: odd version, bytes, even version.
 fn reads_see_whole_words_in_order(link: LinkKind) {
     const VERSION: u64 = 0;
     const BYTES: u64 = 4096;
@@ -205,13 +205,13 @@ fn reads_see_whole_words_in_order(link: LinkKind) {
                 if stop.load(Ordering::Relaxed) || Instant::now() > over {
                     break;
                 }
-                // Both halves of the word say which one it is.
+                // Both halves of the word hold the version, so that a torn word shows.
                 let word = |version: u64| version << 32 | version;
                 memory.store_u64(VERSION as usize, word(version + 1), Ordering::Relaxed);
                 std::sync::atomic::fence(Ordering::Release);
                 memory.fill(BYTES as usize, 4096, (version / 2) as u8);
                 memory.store_u64(VERSION as usize, word(version + 2), Ordering::Release);
-                // Long enough for some copies to be whole, now and then.
+                // A pause in which a copy can be whole.
                 if version % 256 == 0 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -270,12 +270,12 @@ fn refusals_and_shutdown(link: LinkKind) {
     let other = Half::new(link, Access::ALL);
     let foreign = ConnectOptions { qp: other.config(4), receives: vec![], timeout: PATIENCE };
     let error = client.pd.connect(&bound, foreign).err().expect("refused");
-    // Two who open one RNIC have one device.
+    // All who open an RNIC get the same device, so there the queue is not foreign.
     assert_eq!(matches!(error, RdmaError::Unsupported(_)), link != LinkKind::Rdma, "{error}");
 }
 
-/// The suite over every link. What is `everywhere` an RNIC does, too; the simulated one differs in its queues and ends, so of those it has what
-/// is `and_simulated`: `rdma::verbs_provider` says why the rest is software's.
+/// The suite over every link. Tests under `everywhere` and `and_simulated` run over an RNIC, too; those under `software` do not, for the reasons that
+/// `rdma::verbs_provider` gives. Only `and_simulated` runs over the simulated RNIC, whose queues and ends differ.
 macro_rules! suite {
     (everywhere: $($name:ident),*; and_simulated: $($both:ident),*; software: $($soft:ident),* $(,)?) => {
         suite!(@links $($name)* $($both)*; $($soft)*);
@@ -383,14 +383,14 @@ fn a_socket_left_behind_is_replaced_and_another_file_is_not() {
     assert_eq!(std::fs::read(&file).expect("still there"), b"bytes");
 }
 
-/// Its own requests complete as they are posted, so each poll finds one; the ring must be looked at all the same.
+/// The client's READs complete as they are posted, so each poll finds a completion. The poll must look for messages in the ring all the same.
 #[test]
 fn who_always_finds_a_completion_hears_of_messages_over_shm() {
     let pair =
         Pair::with(LinkKind::Shm, 16, Access::ALL, |client, _| [vec![client.receive(100, 0, 64)], vec![]]);
     let (client, server) = (&pair.client, &pair.server);
     let read = || pair.c().post_send(&[send(2, SendOp::Read(server.place(512)), client.mr.sge(64, 8))]);
-    // The first one may have to hear of the memory.
+    // The first READ may have to wait until the client knows the region.
     read().expect("post");
     ok(client.next(), 2, CompletionKind::Read, 8);
     pair.s().post_send(&[send(1, SendOp::Send, server.put(0, b"hello"))]).expect("post");

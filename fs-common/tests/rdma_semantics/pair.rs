@@ -1,4 +1,4 @@
-//! Two RNICs of one link, joined by a queue pair: what every test here begins with.
+//! Two RNICs of one link, joined by a queue pair: the beginning of every test here.
 
 use super::*;
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
@@ -33,9 +33,9 @@ fn device(link: LinkKind) -> Arc<dyn Device> {
 }
 
 thread_local! {
-    /// Whether RNICs that this thread makes have a key: `tcp` goes under TLS then.
+    /// Whether the RNICs that this thread makes have a key. With one, `tcp` is encrypted.
     static KEYED: Cell<bool> = const { Cell::new(false) };
-    /// Where this thread's simulated RNICs are.
+    /// The network of this thread's simulated RNICs.
     static NETWORK: Arc<SimNetwork> = SimNetwork::new(Translation::InitiatorByReads);
 }
 
@@ -51,7 +51,7 @@ pub(super) fn with_keys(link: LinkKind, test: fn(LinkKind)) {
     KEYED.set(false);
 }
 
-/// One process's half.
+/// What one of the two processes has.
 pub(super) struct Half {
     pub(super) link: LinkKind,
     pub(super) device: Arc<dyn Device>,
@@ -151,7 +151,7 @@ pub(super) fn join(
     join_as(client, listener, [client.config(depth), server.config(depth)], receives)
 }
 
-/// As [`join`], with queue pairs of one's own choice.
+/// As [`join`], with queue pairs of these configurations.
 pub(super) fn join_as(
     client: &Half,
     listener: &Arc<dyn Listener>,
@@ -161,7 +161,7 @@ pub(super) fn join_as(
     let endpoint = listener.endpoint();
     let options = ConnectOptions { qp: client_config, receives: client_receives, timeout: PATIENCE };
     if client.link == LinkKind::Sim {
-        // One thread: who connects drives who accepts.
+        // There is one thread, so the connecting side drives the accepting side.
         let accepted = Rc::new(RefCell::new(None));
         let (slot, listener) = (accepted.clone(), listener.clone());
         sim::set_pump(move || {
@@ -213,7 +213,7 @@ impl Pair {
         self.server_qp.as_deref().expect("open")
     }
 
-    /// The server's side has nobody polling it: some links need that to notice things.
+    /// Waits until the server's queue pair is in error. Polls the server's side, since over some links it notices only so.
     pub(super) fn settle_server(&self) {
         let deadline = Instant::now() + PATIENCE;
         while self.s().state() != QpState::Error {

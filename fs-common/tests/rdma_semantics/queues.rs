@@ -1,4 +1,4 @@
-//! Queues: their bounds, what waits in them, how they end, and that nobody who sleeps on one misses anything.
+//! Queues: their bounds, messages that wait, their ends, and the wake-ups of threads that sleep on them.
 
 use super::*;
 
@@ -19,7 +19,7 @@ pub(super) fn messages_wait_for_receives(link: LinkKind) {
         pair.c()
             .post_send(&[send(index, SendOp::Send, pair.client.put(index * 8, &index.to_le_bytes()))])
             .expect("post");
-        // An RNIC's message is done when the peer has it.
+        // The SEND of an RNIC completes when the peer has received the message.
         if link != LinkKind::Rdma {
             assert_eq!(pair.client.next().status, WcStatus::Success);
         }
@@ -52,7 +52,8 @@ pub(super) fn queues_are_bounded(link: LinkKind) {
     assert_eq!(pair.c().post_recv(&five), Err(PostError::QueueFull { posted: 4 }));
 }
 
-/// An RNIC's provider sends requests of its own to see whether the peer is there, all queue pairs' at once; none is in a user's place.
+/// The provider of an RNIC sends requests of its own to see whether the peer is there, over all queue pairs at once. They take no place of the
+/// user's.
 pub(super) fn a_queue_takes_its_depth_whatever_the_provider_does_beside(link: LinkKind) {
     let dir = tempfile::tempdir().expect("dir");
     let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
@@ -65,7 +66,7 @@ pub(super) fn a_queue_takes_its_depth_whatever_the_provider_does_beside(link: Li
             ok(client.next(), 7, CompletionKind::Read, 8);
         }
     };
-    // Some times as long as an RNIC's provider waits between two looks.
+    // Several times the interval at which the provider of an RNIC checks its peers.
     let until = Instant::now() + Duration::from_secs(if link == LinkKind::Rdma { 7 } else { 0 });
     rounds();
     while Instant::now() < until {
@@ -107,7 +108,7 @@ pub(super) fn close_flushes_and_the_peer_notices(link: LinkKind) {
     pair.c().close();
     bad(pair.client.next(), 1, WcStatus::Flushed);
     assert_eq!(pair.c().state(), QpState::Error);
-    // What was sent before is delivered first.
+    // A message that was sent before the end is delivered first.
     ok(pair.server.next(), 2, CompletionKind::Recv, 3);
     bad(pair.server.next(), 3, WcStatus::Flushed);
     assert_eq!(pair.s().state(), QpState::Error);
@@ -139,7 +140,7 @@ pub(super) fn a_hundred_on_one_queue(link: LinkKind) {
         .collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The server's worker: sleeps on the event descriptor among others, as it will in the product.
+            // The server's worker: it sleeps on the event descriptor, as in the product.
             let mut out = Vec::new();
             let mut served = 0;
             while served < 100 {
@@ -254,7 +255,8 @@ pub(super) fn two_threads_post_to_one_queue_pair(link: LinkKind) {
     assert_eq!(pair.client.bytes(64, 8), 1000u64.to_le_bytes());
 }
 
-/// Messages find no receive, and so are sent when their memory says something else; what may be inline is copied from registered memory only.
+/// The messages find no receive, so they are sent after their memory has changed: inline bytes are those at the time of the post. Memory outside a
+/// region is refused even if it would be inline.
 pub(super) fn what_is_inline_is_copied_by_the_post(link: LinkKind) {
     const WISHED: u32 = 64;
     let dir = tempfile::tempdir().expect("dir");
@@ -287,7 +289,7 @@ pub(super) fn what_is_inline_is_copied_by_the_post(link: LinkKind) {
     let beyond = client.mr.sge(MEMORY_LEN as u64 - 8, 16);
     client_qp.post_send(&[send(20, SendOp::Send, beyond)]).expect("post");
     let refused = client.next();
-    // rdma_rxe flushes its own faults (6.12, `rxe_req.c`).
+    // rdma_rxe reports its own faults as flushed requests (6.12, `rxe_req.c`).
     let told = if link == LinkKind::Rdma { WcStatus::Flushed } else { WcStatus::LocalProtection };
     assert!([WcStatus::LocalProtection, told].contains(&refused.status), "{refused:?}");
     assert_eq!((refused.wr_id, client_qp.state()), (WrId(20), QpState::Error));

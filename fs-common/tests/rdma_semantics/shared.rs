@@ -1,4 +1,4 @@
-//! Receives that queue pairs share; and, where a device has none, that it says so.
+//! Receives that queue pairs share. A device without them says so.
 
 use super::*;
 
@@ -7,7 +7,7 @@ struct Sharing {
     client: Half,
     server: Half,
     receives: Arc<dyn SharedReceiveQueue>,
-    /// The client's and the server's of each.
+    /// The client's and the server's queue pair of each connection.
     one: [Option<Arc<dyn QueuePair>>; 2],
     two: [Option<Arc<dyn QueuePair>>; 2],
     _listener: Arc<dyn Listener>,
@@ -15,7 +15,7 @@ struct Sharing {
 }
 
 impl Sharing {
-    /// So many receives are posted, of so many bytes each, at their number times 64. `None`: the device says that it has no such queues.
+    /// Posts `depth` receives of `len` bytes, each at 64 times its number. `None`: the device says that it has no shared receives.
     fn new(link: LinkKind, depth: u32, len: u32) -> Option<Self> {
         let dir = tempfile::tempdir().expect("dir");
         let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
@@ -40,13 +40,13 @@ impl Sharing {
         Some(Self { client, server, receives, one, two, _listener: listener, _dir: dir })
     }
 
-    /// Sends what lies in the client's memory from now on.
+    /// Sends these bytes, as request `id`.
     fn say(&self, qp: &[Option<Arc<dyn QueuePair>>; 2], id: u64, bytes: &[u8]) {
         let local = self.client.put(id * 64, bytes);
         end_of(qp, 0).post_send(&[send(id, SendOp::Send, local)]).expect("post");
     }
 
-    /// The next message: which receive it took, whose it is, what it says.
+    /// The next message: the receive that it took, its queue pair, and its bytes.
     fn hear(&self) -> (u64, QpNumber, Vec<u8>) {
         let completion = self.server.next();
         assert_eq!(
@@ -81,7 +81,7 @@ pub(super) fn queue_pairs_share_receives(link: LinkKind) {
     ok(client.next(), 12, CompletionKind::Write, 5);
     let receive = server.receive(9, 0, 64);
     assert_eq!(end_of(&sharing.one, 1).post_recv(&[receive]), Err(PostError::SharedReceives));
-    // Three are taken and were polled, one is posted.
+    // Three of the four receives were taken and polled, one is still posted.
     let four: Vec<_> = (4..8).map(|id| server.receive(id, id * 64, 64)).collect();
     assert_eq!(sharing.receives.post(&four), Err(PostError::QueueFull { posted: 3 }));
     assert_eq!(sharing.receives.ran_dry(), 0);
@@ -140,13 +140,13 @@ pub(super) fn a_message_too_long_breaks_only_its_queue_pair(link: LinkKind) {
     assert_eq!(sharing.hear().2, b"1234");
 }
 
-/// Whoever posted a receive has its memory again, whatever became of the queue pair that took it.
+/// The poster of a receive gets its memory back, whatever happened to the queue pair that took the receive.
 pub(super) fn receives_of_a_queue_pair_that_is_gone_come_back(link: LinkKind) {
     let Some(mut sharing) = Sharing::new(link, 1, 64) else { return };
     let number = end_of(&sharing.one, 1).number();
     sharing.say(&sharing.one, 0, b"unheard");
     assert_eq!(sharing.client.next().status, WcStatus::Success);
-    // An RNIC has said by now that the message is there. The simulated one places it with the next poll: there it has taken nothing.
+    // An RNIC has placed the message by now. The simulated one would place it at the next poll, so it has taken no receive.
     drop(sharing.one[1].take());
     if link == LinkKind::Rdma {
         let back = sharing.server.next();

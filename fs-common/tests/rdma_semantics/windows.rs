@@ -1,4 +1,4 @@
-//! Memory windows: what they open, to whom, and for how long; and, where a device has none, that it says so.
+//! Memory windows: which memory they open, to which queue pair, and for how long. A device without them says so.
 
 use super::*;
 use cuttlefs_common::rdma::{Binding, MemoryWindow};
@@ -56,7 +56,7 @@ pub(super) fn a_window_opens_its_range(link: LinkKind) {
     ok(windowed.ask(SendOp::Read, rkey, 8192, 13), 1, CompletionKind::Read, 13);
     assert_eq!(windowed.pair.client.bytes(0, 13), b"in the window");
     ok(windowed.ask(SendOp::Read, rkey, 8192 + 4096 - 8, 8), 1, CompletionKind::Read, 8);
-    // Bound again, elsewhere, with another key.
+    // The window is bound again, to another range, with another key.
     windowed.invalidate();
     let again = windowed.bind(0, 64, Access { remote_write: true, ..READ });
     assert_ne!(again, rkey);
@@ -92,7 +92,7 @@ pub(super) fn a_window_opens_nothing_else(link: LinkKind) {
         let rkey = windowed.bind(0, 4096, READ);
         windowed.ask(SendOp::Write, rkey, 0, 16)
     });
-    // The region itself is nobody's.
+    // The key of the region itself opens nothing to peers.
     refused(&|windowed| windowed.ask(SendOp::Read, windowed.closed.rkey(), 0, 16));
 }
 

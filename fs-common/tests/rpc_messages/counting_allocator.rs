@@ -1,4 +1,4 @@
-//! Counts the bytes the current thread asks the allocator for.
+//! Counts the bytes that the current thread asks of the allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `run` gives, and the bytes it asked for, those given back again included.
+/// The value of `run`, and the bytes that it asked of the allocator, including those that it freed.
 pub fn counted<T>(run: impl FnOnce() -> T) -> (T, usize) {
     let before = ALLOCATED_BYTES.get();
     let value = run();

@@ -1,4 +1,4 @@
-//! Every reply beside its bytes; the format is told in `golden_requests`.
+//! Every reply beside its bytes. `golden_requests` describes the format.
 
 use crate::{joined, room};
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
@@ -16,7 +16,7 @@ use cuttlefs_common::status::Status;
 /// How many kinds of reply there are.
 const KINDS: usize = 19;
 
-/// The variant's number. Without a wildcard, so that a new kind does not compile before it stands here.
+/// The variant's number. There is no wildcard, so a new kind does not compile until it is listed here.
 fn kind(reply: &Reply<'_>) -> usize {
     match reply {
         Reply::Done => 0,
@@ -170,7 +170,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         (
             Reply::Settled(vec![
                 SettledLock { wait: WaitId(300), result: Ok(()) },
-                // A status is told by its place in the list of them.
+                // A status is encoded as its index in the list of statuses.
                 SettledLock { wait: WaitId(1), result: Err(Status::Deadlock) },
             ]),
             joined(&[&[15], &[2], &[0xac, 0x02, 0], &[1, 1, 24]]),
@@ -190,7 +190,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
     ]
 }
 
-/// The server binds filekeys before it encodes them: an answer that does not fit would leave them to nobody.
+/// The server binds filekeys before it encodes the reply: if the reply did not fit, no client would know those filekeys.
 #[test]
 fn the_longest_answer_to_a_reclaim_fits_one_message() {
     let time = Timestamp { secs: i64::MIN, nanos: u32::MAX };
@@ -217,7 +217,7 @@ fn the_longest_answer_to_a_reclaim_fits_one_message() {
     assert!(reply.encode(&mut room()[HEADER_LEN..]).is_ok());
 }
 
-/// What is told of waits that ended is told once: the reply must be one that a slot keeps.
+/// A client is told only once that a wait has ended, so the reply must fit into what a slot keeps.
 #[test]
 fn the_longest_lists_of_locks_fit() {
     let settled = SettledLock { wait: WaitId(u64::MAX), result: Err(Status::Cancelled) };

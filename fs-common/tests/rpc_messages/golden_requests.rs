@@ -19,7 +19,7 @@ const KINDS: usize = 40;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
-/// The variant's number. Without a wildcard, so that a new kind does not compile before it stands here.
+/// The variant's number. There is no wildcard, so a new kind does not compile until it is listed here.
 fn kind(request: &Request<'_>) -> usize {
     match request {
         Request::Attach { .. } => 0,

@@ -1,5 +1,5 @@
-//! Bytes that are no message: parsing them ends with an error or a value, never with a panic, and asks for memory
-//! in proportion to what was sent, whatever counts the bytes announce.
+//! Bytes that are no message: parsing them ends with an error or a value, never with a panic, and allocates memory in proportion to the length of the
+//! bytes, whatever counts they announce.
 
 use crate::counting_allocator::counted;
 use crate::room;
@@ -8,12 +8,11 @@ use cuttlefs_common::rpc::{DirEntry, MAX_MESSAGE_BYTES, Opened, Reclaim, Reply, 
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// A list's memory is asked for at most twice over: growing by doubling sums up to two lists, and the last one may be
-/// half empty.
+/// A growing list doubles, so all its allocations together are at most twice its last one, and that one may be half empty.
 const GROWTH: usize = 4;
-/// Memory a byte of a request may cost: its smallest list element is one byte on the wire.
+/// Bytes of memory that a byte of a request may cost: the smallest list element is one byte on the wire.
 const REQUEST_FACTOR: usize = GROWTH * size_of::<Reclaim>();
-/// Memory a byte of a reply may cost: a file that is gone is one byte on the wire.
+/// Bytes of memory that a byte of a reply may cost: a file that is gone is one byte on the wire.
 const REPLY_FACTOR: usize = GROWTH * size_of::<Option<Opened>>();
 /// A list of one element has room for four.
 const FLOOR_BYTES: usize = 4 * size_of::<DirEntry<'_>>();
@@ -27,7 +26,7 @@ fn parse_within_bounds(bytes: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// A count as postcard writes it.
+/// A count in postcard's encoding.
 fn varint(mut count: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while count >= 0x80 {
@@ -77,7 +76,7 @@ proptest! {
     }
 }
 
-/// The costliest message there is: nothing but files that are gone. It shows that the bound above is the right one.
+/// The message that costs the most memory: a list of nothing but files that are gone. It shows that the bounds above are tight.
 #[test]
 fn the_longest_list_in_one_message() {
     let count = u64::from(MAX_MESSAGE_BYTES) - 4;

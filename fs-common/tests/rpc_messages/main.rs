@@ -10,7 +10,7 @@ mod strategies;
 
 use cuttlefs_common::rpc::MAX_MESSAGE_BYTES;
 
-/// Golden bytes written in pieces, one a field, so that each can stand beside its name.
+/// Concatenates golden bytes, which are written field by field so that each can stand beside its name.
 fn joined(fields: &[&[u8]]) -> Vec<u8> {
     fields.concat()
 }

@@ -1,4 +1,4 @@
-//! What is encoded parses to the same, and nothing shorter or longer does.
+//! An encoded message parses to itself; a shorter or longer one does not parse.
 
 use crate::room;
 use crate::strategies::{reply, request};

@@ -1,6 +1,6 @@
 //! Random requests and replies, each kind as likely as another.
 //!
-//! Messages borrow their names and data, so what is drawn is leaked: a few hundred short buffers a test run.
+//! Messages borrow their names and data, so the drawn buffers are leaked: a few hundred short ones a test run.
 
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};

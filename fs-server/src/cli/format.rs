@@ -47,7 +47,7 @@ pub(super) fn run(args: &FormatArgs) -> anyhow::Result<()> {
         let format = Format {
             uuid: uuid.0,
             hash_key: HashKey(key),
-            // Whoever formats owns the root directory, so that a user's own pool is the user's.
+            // The user who formats owns the root directory, so that a user's own pool is the user's.
             root: Caller {
                 uid: rustix::process::geteuid().as_raw(),
                 gid: rustix::process::getegid().as_raw(),

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Something other than the pool is wrong.
+/// Exit code for errors that do not concern the pool.
 const OPERATIONAL_ERROR: u8 = 8;
-/// How often progress is told.
+/// How often progress is printed.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
@@ -67,7 +67,7 @@ pub(super) fn run(args: FsckArgs) -> ExitCode {
         }
     };
     let text = if args.json { report.json().to_string() } else { report.lines().join("\n") };
-    // Whoever reads it may have gone; the code says it all the same.
+    // The reader of the output may have gone. The exit code has the result all the same.
     let _ = writeln!(std::io::stdout(), "{text}");
     ExitCode::from(report.exit_code())
 }

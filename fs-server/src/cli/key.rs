@@ -1,4 +1,4 @@
-//! `cuttlefsd key`: makes keys and shows their names; and the keys that a server serves with.
+//! `cuttlefsd key` makes keys and shows their names; and the choice of the keys with which a server serves.
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
@@ -8,9 +8,9 @@ use cuttlefs_common::rdma::soft::TcpSecurity;
 use cuttlefs_common::world::SystemRandom;
 use std::path::{Path, PathBuf};
 
-/// The key in a pool's directory, for servers that are given none.
+/// Name of the key file in a pool's directory, for servers that are given no key.
 const POOL_KEY_FILE: &str = "key";
-/// Its name.
+/// The name of that key.
 const POOL_KEY_NAME: &str = "pool";
 
 #[derive(Args)]
@@ -75,7 +75,7 @@ pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who may come over `tcp`: who has one of the keys given, or the pool's own key, which is made if there is none.
+/// How clients prove over `tcp` that they may connect: with one of the given keys, or with the pool's own key, which is made if it does not exist.
 pub(super) fn tcp_security(
     pool: &Path,
     listen: &[Endpoint],
@@ -107,7 +107,7 @@ pub(super) fn tcp_security(
     Ok(TcpSecurity::Keys(ClusterKeys::new(keys)?))
 }
 
-/// The pool's own key.
+/// Reads the pool's own key, or makes it.
 fn pool_key(pool: &Path) -> anyhow::Result<ClusterKey> {
     let file = pool.join(POOL_KEY_FILE);
     if !file.try_exists().with_context(|| format!("cannot look for {}", file.display()))? {

@@ -1,4 +1,4 @@
-//! The memory that this process may have: the machine's, or the rest that its control groups (cgroup v2) leave it.
+//! The memory that this process may have: the machine's, or as much of it as its control groups (cgroup v2) allow.
 //!
 //! Frames fill up in the course of reads and writes, so a server with more frames than there is memory runs well for a while
 //! and is then killed by the kernel, in the midst of its work. Such a start is refused instead.
@@ -10,32 +10,32 @@ use anyhow::ensure;
 use cuttlefs_common::size::ByteSize;
 use std::path::Path;
 
-/// Of what there is, a server leaves an eighth to its own needs and to others: with less, a warning.
+/// A server should leave an eighth of the memory to its own other needs and to other programs. If it leaves less, it warns.
 const LEFT_SHARE: u64 = 8;
 
-/// Most memory there can be, and by whose word.
+/// A bound on the memory, and the words that say where it comes from.
 #[derive(Debug, PartialEq, Eq)]
 struct Bound {
     bytes: u64,
     whose: String,
 }
 
-/// What there is.
+/// The memory of this process, as far as known.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct MachineMemory {
-    /// The narrowest.
+    /// The lowest bound.
     bound: Option<Bound>,
-    /// What the kernel would give now, by its own estimate.
+    /// The bytes that the kernel estimates to be available now.
     available: Option<u64>,
 }
 
 impl MachineMemory {
-    /// Of this process.
+    /// Reads the figures of this process.
     pub(super) fn read() -> Self {
         Self::below(Path::new("/"))
     }
 
-    /// As `/proc` and `/sys` below `root` say.
+    /// Reads the figures from `/proc` and `/sys` below `root`.
     fn below(root: &Path) -> Self {
         let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
         let figures = read("proc/meminfo");
@@ -44,7 +44,7 @@ impl MachineMemory {
             line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
         };
         let machine = figure("MemTotal").map(|bytes| Bound { bytes, whose: "this machine has".to_owned() });
-        // The line of version 2 is `0::/PATH`; each group on the way has its own limit.
+        // The line of version 2 is `0::/PATH`. Each group along that path has its own limit.
         let groups = read("proc/self/cgroup");
         let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
         let limits = Path::new(group).ancestors().filter_map(|group| {
@@ -56,10 +56,10 @@ impl MachineMemory {
         Self { bound, available: figure("MemAvailable") }
     }
 
-    /// Whether a server may have so much; a warning if it is much of what there is.
+    /// Checks whether a server may have `memory` bytes. Returns a warning if these are most of the memory.
     ///
     /// # Errors
-    /// It is more than there is.
+    /// If `memory` is more than the memory that this process may have.
     pub(super) fn admit(&self, memory: u64) -> anyhow::Result<Option<String>> {
         let Some(Bound { bytes, whose }) = &self.bound else { return Ok(None) };
         let asked = ByteSize(memory);
@@ -91,7 +91,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A machine with 8 GiB, and control groups with these limits on the way.
+    /// A machine with 8 GiB, and control groups with these limits along the path.
     fn machine(limits: &[(&str, &str)]) -> MachineMemory {
         let root = tempfile::tempdir().expect("directory");
         let write = |path: &str, text: &str| {

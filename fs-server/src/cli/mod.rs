@@ -13,9 +13,9 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// What fsck(8) exits with when it does not understand its arguments.
+/// fsck(8)'s exit code for wrong arguments.
 const FSCK_USAGE: u8 = 16;
-/// Chooses what is logged, in tracing-subscriber's syntax.
+/// The environment variable that chooses what is logged, in tracing-subscriber's syntax.
 const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 
 /// The cuttlefs server: turns SSDs into RDMA-attached memory and serves it as a file system.
@@ -46,12 +46,12 @@ enum Command {
     Key(key::KeyArgs),
 }
 
-/// The command, for whoever looks at its help.
+/// The command's definition, for programs that look at its help.
 pub fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
 }
 
-/// Runs the command of this process's arguments.
+/// Runs the command with this process's arguments.
 pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -69,9 +69,9 @@ pub fn run() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // Colours are for terminals; `up` sends this to a file.
+        // Colours are for terminals; `up` redirects this output to a file.
         .with_ansi(std::io::stderr().is_terminal())
-        // Who cannot write a line goes on without it: to say so on stderr, too, would be a panic where stderr is what fails.
+        // A message that cannot be written is dropped: reporting that on stderr would panic if stderr is what fails.
         .log_internal_errors(false)
         .event_format(Limited::default())
         .init();

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// For as many connections as there may be, each with a socket and memory.
+/// Descriptors for all connections that there may be: each has a socket and memory.
 const WANTED_DESCRIPTORS: u64 = 2 * Resource::Connections.bound().all as u64 + 2 * OWN_DESCRIPTORS;
 /// More workers than this gain nothing on one machine's metadata store.
 const MOST_WORKERS: usize = 64;
@@ -103,14 +103,14 @@ pub(super) struct ServeArgs {
 }
 
 pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
-    // Before any thread, so that no signal gets lost between.
+    // Before any thread is started, so that no signal is lost.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;
     if args.until_stdin_ends {
         let ended = signals.handle();
         std::thread::Builder::new()
             .name("stdin".into())
             .spawn(move || {
-                // Whatever comes means nothing, and an error is an end.
+                // The bytes are ignored, and an error counts as the end.
                 let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
                 ended.close();
             })
@@ -146,10 +146,10 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         tracing::warn!("{warning}");
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // The NIC engine, the kernel's half of every IO and, on one machine, the clients want the other half.
+    // The other half of the cores is for the NIC engine, the kernel's part of every IO and, on one machine, the clients.
     let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));
     ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
-    // A peer has half of them (`placement`).
+    // One peer uses half of the workers (`placement`).
     let workers = 2 * workers;
     let mut policy = RegionPolicy::with(args.region, &args.with)?;
     if args.odp_hardware {
@@ -215,7 +215,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How clients count, from what was asked for.
+/// How clients count accesses, from the options.
 fn sampling(unit: ByteSize, period_ms: u32) -> anyhow::Result<Sampling> {
     let pages = unit.0 / PAGE_SIZE_U64;
     let unit_pages = u32::try_from(pages).ok().filter(|pages| {

@@ -4,10 +4,10 @@
 //! table.
 //!
 //! # How it works
-//! Sharded by inode. A region is loaded under its shard's lock, so that a load cannot bring back a state that another
-//! load already changed, committed and dropped; that holds up opens in the same shard for one store read, and nothing
-//! on the one-sided path. A region is dropped when it is not open, is clean, has no other reference, and the cache is
-//! over its bound; its slot is kept till then, so a client that opens it again finds its cached layout still good.
+//! The table is sharded by inode. A region is loaded under its shard's lock, so that a load cannot bring back a state that another load already
+//! changed, committed and dropped. That holds up opens in the same shard for one read of the store, and nothing on the one-sided path. A region is
+//! dropped when it is not open, is clean, has no other reference, and the cache is over its bound. It keeps its slot until then, so that a client
+//! that opens it again finds its cached layout still valid.
 //!
 //! # Failure
 //! Without a free slot (more open files than slots) a file is opened without one and read by RPC.
@@ -21,26 +21,26 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Shards of the table: opens of different files seldom wait for each other.
+/// Shards of the table, so that opens of different files seldom wait for each other.
 const SHARDS: usize = 16;
-/// Regions kept that nobody has open, in all shards. A region of a small file takes about 500 bytes, so 8 MiB.
+/// Regions of files that are not open, in all shards together. A region of a small file takes about 500 bytes, so these take 8 MiB.
 pub(super) const MAX_INACTIVE_REGIONS: usize = 16 * 1024;
-/// How many inactive regions of a shard are looked at to find one that can go. Those that cannot are dirty and
-/// go after the next write-back.
+/// How many more inactive regions of a shard than must be dropped are tried. Those that cannot be dropped are dirty and can be after the next
+/// write-back.
 const TRIM_ATTEMPTS: usize = 8;
 
 #[derive(Debug)]
 struct Entry {
     file: Arc<FileRegion>,
     opens: u32,
-    /// When it was last used, in the shard's own count.
+    /// When it was last used, counted in uses of the shard.
     used: u64,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
     entries: HashMap<InodeNo, Entry>,
-    /// Entries nobody has open, oldest first.
+    /// Entries of files that are not open, the longest unused first.
     inactive: BTreeMap<u64, InodeNo>,
     uses: u64,
 }
@@ -54,12 +54,12 @@ pub(super) struct ActiveFiles {
     inactive_per_shard: usize,
 }
 
-/// How many regions there are.
+/// Counts of regions and slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActiveFigures {
     /// Regions in memory.
     pub regions: usize,
-    /// Of these, open.
+    /// Regions of files that are open.
     pub open: usize,
     /// Slots not in use.
     pub free_slots: usize,
@@ -76,7 +76,7 @@ impl ActiveFiles {
         }
     }
 
-    /// The file table, to export.
+    /// The file table, which is exported to initiators.
     pub(super) fn table(&self) -> &FileTable {
         &self.table
     }
@@ -85,10 +85,10 @@ impl ActiveFiles {
         self.shards[ino.0 as usize % SHARDS].lock()
     }
 
-    /// The file's region, loaded if need be.
+    /// The file's region, which is loaded if it is not in memory.
     ///
     /// # Errors
-    /// What `load` says; `Stale` if the inode was reaped.
+    /// As `load`; `Stale` if the inode was reaped.
     pub(super) fn get(
         &self,
         ino: InodeNo,
@@ -105,7 +105,7 @@ impl ActiveFiles {
         self.shard(ino).entries.get(&ino).map(|entry| entry.file.clone())
     }
 
-    /// As `get`, and counts an open; gives the file a slot if one can be had, and who opens it `may_take` one.
+    /// Like `get`, and counts an open. Gives the file a slot if there is one, and its opener `may_take` one.
     ///
     /// # Errors
     /// As `get`.
@@ -142,7 +142,7 @@ impl ActiveFiles {
         self.shard(ino).entries.get(&ino).map_or(0, |entry| entry.opens)
     }
 
-    /// Nobody may see or change the file's contents any more, if it is active: clients' one-sided reads find no slot.
+    /// Closes the contents of a file, if it is active. It gets no slot any more, so that clients' one-sided reads fail.
     pub(super) fn close_contents(&self, ino: InodeNo) {
         let shard = self.shard(ino);
         if let Some(entry) = shard.entries.get(&ino) {
@@ -151,17 +151,17 @@ impl ActiveFiles {
         }
     }
 
-    /// Lets go what write-back made clean.
+    /// Drops regions beyond the bound that write-back has made clean.
     pub(super) fn trim_all(&self) {
         for shard in &self.shards {
             self.trim(&mut shard.lock());
         }
     }
 
-    /// Marks a file that nobody has open as reaped: it cannot be opened or loaded from now on.
+    /// Marks a file that is not open as being reaped: from now on it cannot be opened or loaded.
     ///
     /// # Errors
-    /// `Busy` if it is open or being reaped; what `load` says.
+    /// `Busy` if it is open or being reaped; as `load`.
     pub(super) fn begin_reap(
         &self,
         ino: InodeNo,
@@ -169,7 +169,7 @@ impl ActiveFiles {
     ) -> Result<Arc<FileRegion>, Status> {
         let mut shard = self.shard(ino);
         let file = shard.get(ino, load).map_err(|status| match status {
-            // Already on its way out, by somebody else.
+            // Another task is reaping it already.
             Status::Stale => Status::Busy,
             other => other,
         })?;
@@ -180,7 +180,7 @@ impl ActiveFiles {
         Ok(file)
     }
 
-    /// The inode is gone: forgets its region. Or (`gone` false) it stays after all.
+    /// Ends a reap. If the inode is `gone`, its region is dropped; else the file stays.
     pub(super) fn end_reap(&self, ino: InodeNo, gone: bool) {
         let mut shard = self.shard(ino);
         if gone {
@@ -192,7 +192,7 @@ impl ActiveFiles {
         }
     }
 
-    /// Figures of about this moment.
+    /// Counts as of about now.
     pub(super) fn figures(&self) -> ActiveFigures {
         let mut figures =
             ActiveFigures { free_slots: self.free_slots.lock().len(), ..ActiveFigures::default() };
@@ -208,7 +208,7 @@ impl ActiveFiles {
         if let Some(slot) = self.free_slots.lock().pop() {
             return Some(slot);
         }
-        // Files nobody has open give theirs up: first in this shard, then where nobody is in the way.
+        // A file that is not open gives up its slot: one of this shard if possible, else one of a shard whose lock is free.
         if let Some(slot) = shard.steal_slot(&self.table) {
             return Some(slot);
         }
@@ -236,7 +236,7 @@ impl ActiveFiles {
             if dropped == excess {
                 break;
             }
-            // A count of one is this table's own reference, and new ones are only made under this lock.
+            // A count of 1 is the table's own reference, and new ones are only made under this lock.
             let can_go = shard
                 .entries
                 .get(&ino)
@@ -324,7 +324,7 @@ mod tests {
         assert!(Arc::ptr_eq(&a, &b));
         assert_eq!(files.close(InodeNo(1)), 1);
         assert_eq!(files.close(InodeNo(1)), 0);
-        // Somebody still refers to it, so it stays the one region of the inode.
+        // It is still referenced, so it stays the only region of the inode.
         assert_eq!(files.figures().regions, 1);
         drop((a, b));
         files.trim_all();

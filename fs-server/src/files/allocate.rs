@@ -1,13 +1,13 @@
-//! The operations of `fallocate`: reserve, zero a range, punch a hole.
+//! The operations of `fallocate`: reserving space, zeroing a range, punching a hole.
 //!
-//! These change the durable mapping at once: reserved space is recorded as unwritten, a punched range as a hole. Bytes at the
-//! edges, in pages that stay, are zeroed like any write, and become durable like one.
+//! They change the durable mapping at once: reserved space is recorded as unwritten, and a punched range as a hole. Partial pages at the edges of a
+//! range are zeroed like any write, and become durable like one.
 //!
 //! # In steps
-//! A range in many pieces is changed in several batches (`steps`), in file order, so that no other request waits for one file.
-//! The file's locks are held throughout. Each step is whole by itself: cut off between two, by a kill or a failing store, the
-//! file is zeroed, punched or reserved in part, as it may be before the answer, and the retransmitted request does the rest.
-//! The last batch notes the request. Space that no step used goes back (`Unmapped`).
+//! A range in many pieces is changed in several batches (`steps`), in file order, so that no other request waits for one file. The file's locks are
+//! held throughout. Each step is complete in itself. If a kill or a failing store interrupts the steps, the file is zeroed, punched or reserved in
+//! part, as it may be before the answer, and the retransmitted request does the rest. The last batch notes the request. Space that no step used is
+//! given back (`Unmapped`).
 
 use super::detach::{detach, take_holes, vacate_pieces};
 use super::steps::{STEP_PIECES, Steps};
@@ -26,8 +26,8 @@ use std::collections::VecDeque;
 use std::iter::Peekable;
 use std::sync::Arc;
 
-/// Does what `how` says to `[offset, offset + len)`. The answer to the request, if there is one, becomes durable with what it did:
-/// it is not done twice, for others may have written there since.
+/// Does to `[offset, offset + len)` what `how` says. The answer to the request, if there is one, becomes durable with the change, so that the change
+/// is not made twice: other clients may have written there since.
 ///
 /// # Errors
 /// `Invalid` (nothing to do), `TooLarge`, `NoSpace` with nothing changed, `Stale`, `Io`.
@@ -58,7 +58,7 @@ fn checked_end(offset: u64, len: u64) -> Result<u64, Status> {
     offset.checked_add(len).filter(|end| *end <= MAX_FILE_SIZE).ok_or(Status::TooLarge)
 }
 
-/// Zeros for the parts of `[offset, end)` that are not whole pages, where the pages have bytes.
+/// The changes that zero the partial pages at the edges of `[offset, end)`, if these have bytes.
 fn edges(state: &FileState, offset: u64, end: u64) -> Vec<PageChange> {
     let first = offset / PAGE_SIZE_U64;
     let last = (end - 1) / PAGE_SIZE_U64;
@@ -100,7 +100,7 @@ async fn zero_edges(
     zeroed
 }
 
-/// Gives the space of `[offset, offset + len)` back; reads give zeros; the length stays.
+/// Frees the space of `[offset, offset + len)`, which reads as zeros then. The length stays.
 async fn punch_hole(
     files: &Files,
     disk: &dyn Disk,
@@ -114,7 +114,7 @@ async fn punch_hole(
     file.usable()?;
     let size = file.size();
     if end >= size {
-        // Past the end of the file there is nothing to keep: its last page goes whole.
+        // A range that reaches the end of the file frees the whole last page.
         end = end.next_multiple_of(PAGE_SIZE_U64).max(end);
     }
     zero_edges(files, disk, file, offset, end).await?;
@@ -145,8 +145,8 @@ async fn punch_hole(
     Ok(answered(files, file, request, attr))
 }
 
-/// Reserves the holes of `[offset, offset + len)` as unwritten space; with `zero` turns what has bytes into unwritten
-/// space, too. Extends the file unless `keep_size`.
+/// Reserves the holes of `[offset, offset + len)` as unwritten space. With `zero` it turns pages with bytes into unwritten space, too. Extends the
+/// file unless `keep_size`.
 async fn reserve(
     files: &Files,
     disk: &dyn Disk,
@@ -182,13 +182,13 @@ async fn reserve(
     Ok(answered(files, file, request, attr))
 }
 
-/// What a file holds by now: also if no further step comes.
+/// Notes the file's allocated pages. This is done after each step, because no other may follow.
 fn note_space(files: &Files, file: &Arc<FileRegion>) -> Result<Attr, Status> {
     let note = NoteData { allocated_pages: Some(file.allocated_pages()), ..NoteData::default() };
     files.meta.note_data(file.ino(), note)
 }
 
-/// All of it is done. The file is still settled: no commit has the last of it without the answer.
+/// Notes the answer when everything is done. The file is still settled, so that no commit has the last step without the answer.
 fn answered(files: &Files, file: &Arc<FileRegion>, request: Option<RequestId>, attr: Attr) -> Attr {
     if let Some(request) = request {
         note_done(files, file, request, Answer::Attr(attr), attr.change);
@@ -199,15 +199,15 @@ fn answered(files: &Files, file: &Arc<FileRegion>, request: Option<RequestId>, a
 /// How space is reserved.
 #[derive(Clone, Copy)]
 struct Reserving {
-    /// The length stays.
+    /// Whether the length stays as it is.
     keep_size: bool,
-    /// What has bytes loses them.
+    /// Whether pages with bytes lose them.
     zero: bool,
-    /// Who asks for it, if that is to be known.
+    /// The request, if its answer is to be noted.
     request: Option<RequestId>,
 }
 
-/// Space that was taken and never mapped, nor reached by an IO: it goes back.
+/// Space that was taken, not mapped yet, and not touched by an IO. It is given back when dropped.
 struct Unmapped<'a> {
     files: &'a Files,
     pieces: VecDeque<Piece>,
@@ -221,7 +221,7 @@ impl Drop for Unmapped<'_> {
     }
 }
 
-/// Commits and maps reserved space, and takes their bytes from pages that are to have none.
+/// Commits and maps reserved space, and turns pages with bytes into unwritten ones, step by step.
 async fn reserve_taken(
     files: &Files,
     disk: &dyn Disk,
@@ -284,7 +284,7 @@ async fn reserve_taken(
     }
 }
 
-/// The next pieces in file order: of those to be mapped, with `true`, and of those to be emptied.
+/// The pieces of the next step, in file order: those to be mapped, with `true`, and those to be emptied, with `false`.
 fn next_step(
     mapped: &VecDeque<Piece>,
     emptied: &mut Peekable<impl Iterator<Item = Piece>>,

@@ -1,7 +1,7 @@
-//! The changes of a request. They must be durable before its answer leaves, where answers are durable (docs/log.md).
+//! The changes of a request, which must be durable before its answer is sent, if answers are durable (docs/log.md).
 //!
-//! The code that makes a change notes it, and no other code: contents where their change begins (`begin_change`, `restore`), names and
-//! attributes where their batch is committed (`Server::execute`). So no kind of request can be forgotten, and the kind does not matter.
+//! A change is noted by the code that makes it: contents where their change begins (`begin_change`, `restore`), names and attributes where their
+//! batch is committed (`Server::execute`). So no kind of request can be forgotten.
 
 use super::images::sync;
 use crate::files::{FileRegion, Files};
@@ -15,17 +15,17 @@ use std::sync::Arc;
 pub struct Changed {
     /// Files whose contents it changed: one, or none.
     contents: RefCell<Vec<Arc<FileRegion>>>,
-    /// It committed a batch.
+    /// Whether it committed a batch.
     records: Cell<bool>,
 }
 
 impl Changed {
-    /// Contents of a file are about to change.
+    /// Notes that contents of a file are about to change.
     pub(super) fn note_contents(&self, file: &Arc<FileRegion>) {
         self.contents.borrow_mut().push(file.clone());
     }
 
-    /// A batch was committed.
+    /// Notes that a batch was committed.
     pub fn note_records(&self) {
         self.records.set(true);
     }
@@ -35,8 +35,8 @@ impl Changed {
         !self.contents.borrow().is_empty()
     }
 
-    /// Makes all of it durable. What others did to the same files is made durable with it; what they have committed already is
-    /// waited for.
+    /// Makes all of its changes durable, and with them earlier changes of the same files by other requests. If a write-back has already committed
+    /// them, this waits until that batch is durable.
     ///
     /// # Errors
     /// As `sync`.
@@ -45,7 +45,7 @@ impl Changed {
         for file in &changed {
             sync(files, disk, file).await?;
         }
-        // Batches are in one log, in order: the flush of a file behind them covers them.
+        // The batches are in one log in their order, so the sync of a file makes these batches durable as well.
         if self.records.take() && changed.is_empty() {
             files.committer.flush().await?;
         }

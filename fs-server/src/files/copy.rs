@@ -1,13 +1,12 @@
-//! Copies between files within the server, a chunk at a time through a buffer, as a reader and writer would.
+//! Copies between files within the server: a chunk at a time through a buffer, as by reads and writes.
 //!
-//! # Once
-//! A finished copy is not made again, for others may have written to either file since. The write of its last chunk is that
-//! of the request: the copy's answer is noted with the bytes, and is in the batch that makes them durable. A copy that ends
-//! early, because space ran out or the source was cut meanwhile, learns that after its last write, and notes its answer
-//! then.
+//! # A copy is made once
+//! A finished copy is not repeated, because other clients may have written to either file since. The write of its last chunk notes the copy's answer
+//! together with the bytes, so both are in one batch. A copy that ends early, because space ran out or the source was cut meanwhile, learns that
+//! after its last write, and notes its answer then.
 //!
 //! # Failure
-//! A server that dies between two chunks leaves a part of the copy, and no record of it: the whole copy is made again.
+//! A server that dies between two chunks leaves a part of the copy and no record of it. The whole copy is repeated then.
 
 use super::fetch::fetch;
 use super::write::{Asked, WriteAt, Written, end_of, note_done, write_for};
@@ -20,23 +19,23 @@ use cuttlefs_common::region::PageSet;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// Bytes copied by one call at most, so that one request does not hold a worker's attention for seconds. The caller
-/// of `copy_file_range` goes on where it stopped.
+/// Most bytes that one call copies, so that one request does not occupy a worker for seconds. The caller of `copy_file_range` continues where it
+/// stopped.
 pub(super) const MAX_COPY_BYTES: u64 = 4 << 20;
-/// Bytes in the buffer at a time.
+/// Bytes of the buffer.
 const CHUNK_BYTES: u64 = 256 << 10;
 
-/// What a copy did.
+/// The result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// Bytes.
+    /// Bytes copied.
     pub len: u64,
-    /// The target's change counter behind the last of them.
+    /// The target's change counter after the last of them.
     pub change: u64,
 }
 
-/// Copies up to `len` bytes: fewer at the end of the source, and past `MAX_COPY_BYTES`. The answer to the request, if there is one,
-/// becomes durable with the bytes.
+/// Copies up to `len` bytes: fewer at the end of the source, and at most `MAX_COPY_BYTES`. The answer to the request, if there is one, becomes
+/// durable with the bytes.
 ///
 /// # Errors
 /// `Invalid` if the ranges overlap in one file; `Stale`, `Io` (`FileRegion::usable`); those of `fetch` and `write` if nothing could be copied.
@@ -49,7 +48,7 @@ pub async fn copy_range(
     request: Option<RequestId>,
 ) -> Result<Copied, Status> {
     let ((from, from_offset), (to, to_offset)) = (from, to);
-    // Also where there is nothing to copy: a length is as wrong as bytes.
+    // Also if there is nothing to copy, because the lengths of such files may be wrong as well.
     from.usable()?;
     to.usable()?;
     let len = len.min(from.size().saturating_sub(from_offset));
@@ -89,13 +88,13 @@ pub async fn copy_range(
             Err(status) if done == 0 => return Err(status),
             Err(_) => break,
         }
-        // What is in memory is copied without a wait: others' requests come in between.
+        // Copying bytes in memory never waits, so other requests get their turn here.
         futures_lite::future::yield_now().await;
     }
     if let Some(request) = request
         && (1..len).contains(&copied.len)
     {
-        // If it cannot be noted it is done again, should its answer be lost.
+        // If it cannot be noted and the answer is lost, the copy is repeated.
         let _shared = to.order.read().await;
         if to.usable().is_ok() {
             let Copied { len, change } = copied;

@@ -1,8 +1,8 @@
-//! Pages that leave a file, and space for new ones (invariant 3).
+//! Pages that leave a file, and space for new pages (invariant 3).
 //!
-//! A page leaves in this order: the batch that drops its extent record is in the store; the mapping loses it and
-//! clients see a new generation; its entry moves to the magic frame under its block lock, which also waits for any IO
-//! that names it; it is quarantined. It is free again after the next flush of the store.
+//! A page leaves in this order: the batch that drops its extent record is in the store; the mapping loses it and clients see a new generation; its
+//! entry moves to the magic frame under its block lock, which also waits for any IO that uses it; it is quarantined. It is free again after the next
+//! flush of the store.
 
 use super::write_back::release_space;
 use crate::files::range_table::{Piece, PieceState};
@@ -11,19 +11,18 @@ use crate::pool::space::Run;
 use cuttlefs_common::ids::{PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::status::Status;
 
-/// Pieces that are quarantined together: who allocates meanwhile waits for no more.
+/// Pieces that are quarantined together. Allocations meanwhile wait for these at most.
 const QUARANTINE_BATCH: usize = 1024;
-/// How often an allocation is tried again after a flush gave space back that others took meanwhile.
+/// How often an allocation is tried again, if other allocations took the space that a flush had freed.
 const ALLOCATE_ATTEMPTS: usize = 3;
 
-/// Sends the entries of pages with bytes back to the magic frame; their frames become free. Unwritten pages never
-/// have one.
+/// Moves the entries of pages with bytes to the magic frame and frees their frames. Unwritten pages never have a frame.
 pub(super) async fn vacate_pieces(files: &Files, pieces: &[Piece]) {
     let with_bytes = pieces.iter().filter(|piece| piece.state.has_bytes());
     files.pages.vacate(with_bytes.flat_map(|piece| piece.pool..piece.pool + piece.len).map(PoolPage)).await;
 }
 
-/// Takes pages out of use that no mapping and no store record has any more.
+/// Quarantines pages that are no longer in any mapping or record.
 pub(super) async fn detach(files: &Files, pieces: &[Piece]) {
     if pieces.is_empty() {
         return;
@@ -37,7 +36,7 @@ pub(super) async fn detach(files: &Files, pieces: &[Piece]) {
     }
 }
 
-/// Takes space, all or nothing; empties the quarantine if that is what it takes.
+/// Allocates all of the pages or none. Flushes the store if that is needed to free quarantined pages.
 async fn allocate(files: &Files, pages: u64, near: Option<PoolPage>) -> Result<Vec<Run>, Status> {
     if !files.meta.has_room() {
         return Err(Status::NoSpace);
@@ -55,7 +54,7 @@ async fn allocate(files: &Files, pages: u64, near: Option<PoolPage>) -> Result<V
     Err(Status::NoSpace)
 }
 
-/// Gives back pages that were taken for a file and never mapped, in whatever state a failed write left them.
+/// Gives back pages that were allocated for a file and never mapped, in whatever state a failed write left them.
 pub(super) async fn undo_allocation(files: &Files, runs: &[Run]) {
     if runs.is_empty() {
         return;
@@ -68,8 +67,8 @@ pub(super) async fn undo_allocation(files: &Files, runs: &[Run]) {
     files.space.give_back(runs);
 }
 
-/// Takes space for the holes of pages `[first, last)`: the pieces that fill them, in state `state` and not mapped yet, and
-/// the runs they lie in.
+/// Allocates space for the holes of the file pages `[first, last)`. Returns the pieces that fill them, in state `state` and not mapped yet, and the
+/// runs in which they lie.
 ///
 /// # Errors
 /// `NoSpace`.
@@ -90,7 +89,7 @@ pub(super) async fn take_holes(
     Ok((fill_holes(&holes, &runs, state), runs))
 }
 
-/// Lays runs over holes, in order.
+/// The pieces that fill the holes with the runs, in order.
 fn fill_holes(holes: &[(u64, u64)], runs: &[Run], state: PieceState) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut runs = runs.iter().copied();
@@ -110,7 +109,7 @@ fn fill_holes(holes: &[(u64, u64)], runs: &[Run], state: PieceState) -> Vec<Piec
     pieces
 }
 
-/// Where space for file page `page` would best be: behind the page before it.
+/// The best place for file page `page`: behind the pool page of the page before it.
 fn near(state: &FileState, page: u64) -> Option<PoolPage> {
     let before = state.table.get(page.checked_sub(1)?.into())?.0;
     Some(PoolPage(before.0 + 1))

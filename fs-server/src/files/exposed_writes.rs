@@ -1,23 +1,23 @@
 //! One-sided writes, for comparison (region policies `pin` and `odp`; TeRM section 6.1): the NIC engine overwrites bytes that a file has.
 //!
-//! Under every other policy they are refused: a write past the server's CPU moves neither the file's length, times and counter, nor tells
-//! anybody but whoever writes the pages back.
+//! All other policies refuse them. A write past the server's CPU changes neither the file's length, times and counter, nor does it tell anybody but
+//! the write-back.
 //!
 //! # How it works
-//! As an overwrite by RPC (`write`): the file's order is shared, so mapping and length stay, and `Pages::change` does the rest. The
-//! entry is odd while bytes change and a page in a frame is dirty and listed, so write-back, a clean stop and checksums miss nothing.
-//! The engine never waits for the order or for pages' locks: whoever must is a fault, and done by a thread that may.
+//! Like an overwrite by RPC (`write`): the file's order is shared, so mapping and length stay, and `Pages::change` does the rest. A page's entry is
+//! odd while its bytes change, and a page in a frame is dirty and listed, so that write-back, a clean stop and checksums miss nothing. The engine
+//! never waits for the order or for pages' locks. A write that would have to wait is a fault, and is done by a thread that may wait.
 //!
-//! | policy | a page | what is a fault |
+//! | policy | how a page is written | what is a fault |
 //! | --- | --- | --- |
-//! | `pin` | is changed in its frame | it is being written back, or changed by somebody else |
-//! | `odp` | is read, changed and written through the mapping, with its new checksum | that, and a page, a sum or a mark that is not there yet |
+//! | `pin` | changed in its frame | the page is being written back, or changed by another request |
+//! | `odp` | read, changed and written through the mapping, with its new checksum | the same, and a page, sum or mark that is not in memory |
 //!
 //! # Failure
-//! No bytes in the file there, or a filekey without the right to write: `RemoteAccess`, and nothing is changed. A page without a frame
-//! under `pin`, a device error: `RemoteOperation`. What a killed server loses no client makes again, nor does it count as newer than
-//! what a client restores. Between the engine's look at a mapped page and its change somebody may take what it needs: then
-//! the engine itself waits, for all queue pairs; the two are a microsecond apart.
+//! `RemoteAccess`, with nothing changed, if the file has no bytes there or the filekey has no right to write. `RemoteOperation` for a page without a
+//! frame under `pin`, and for a device error. If a killed server loses such a write, no client restores it, nor does it count as newer than a
+//! restored change. Between the engine's check of a mapped page and its change, another task may take the locks that it needs. Then the engine itself
+//! waits, for all queue pairs; the check and the change are a microsecond apart.
 
 use super::faulting::{RNIC_RESUMES, RNIC_STALLS};
 use super::write::changes_of;
@@ -34,7 +34,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The disk of a policy that keeps everything in frames: nothing is asked of it.
+/// The disk for a policy that keeps all pages in frames: it is never used.
 struct NoDisk;
 
 impl Disk for NoDisk {
@@ -52,7 +52,7 @@ impl Disk for NoDisk {
 }
 
 impl Files {
-    /// The engine's try.
+    /// The engine's attempt, without waiting.
     pub(super) fn write_exposed(
         &self,
         owner: RegionOwner,
@@ -67,7 +67,7 @@ impl Files {
         let Some(shared) = file.order.try_read() else { return Ok(FileWrite::Faults) };
         let changes = self.exposed_changes(&file, offset, bytes)?;
         let done = match self.pages.mapped() {
-            // Until it has the pages' locks it has changed nothing, and then it waits for nobody.
+            // It changes nothing before it has the pages' locks, and waits for nothing then.
             None => block_on(poll_once(self.change_exposed(&NoDisk, &file, &changes, bytes))),
             Some(pool) if self.pages.may_overwrite_at_once(pool, &changes) => {
                 let disk = self.pages.mapped_disk(pool);
@@ -79,7 +79,7 @@ impl Files {
         done.map_or(Ok(FileWrite::Faults), |done| done.map(|()| FileWrite::Done))
     }
 
-    /// The fault thread's part: waits for whoever changes the pages, and for the device.
+    /// The fault thread's part, which waits for other changes of the pages, and for the device.
     pub(super) fn resolve_write_fault(
         &self,
         owner: RegionOwner,
@@ -87,9 +87,9 @@ impl Files {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), WcStatus> {
-        // It may have been closed meanwhile.
+        // Resolved again, because the filekey may have been closed meanwhile.
         let file = self.file_to_write(owner, filekey)?;
-        // First, so that a stop waits for no request that has the file.
+        // Taken before the next lock, so that a stop does not wait for a request that has the file.
         let _shared = block_on(file.order.read());
         let ended = self.one_sided_writes_ended.read();
         if *ended {
@@ -114,7 +114,7 @@ impl Files {
         self.wait_for_rnic(RNIC_RESUMES);
     }
 
-    /// The file, if its pages may be written by peers.
+    /// The file of a filekey, if peers may write its pages.
     fn file_to_write(&self, owner: RegionOwner, filekey: FileKey) -> Result<Arc<FileRegion>, WcStatus> {
         if !matches!(self.pages.policy().exposure, Exposure::Pinned | Exposure::Faulting) {
             return Err(WcStatus::RemoteInvalid);
@@ -125,7 +125,7 @@ impl Files {
         }
     }
 
-    /// What is to be changed. The caller shares the file's order.
+    /// The page changes of a write. The caller shares the file's order.
     fn exposed_changes(
         &self,
         file: &FileRegion,
@@ -153,12 +153,12 @@ impl Files {
     ) -> Result<(), WcStatus> {
         let changed = self.pages.change(disk, &**file, changes, NewBytes::From(Source::Bytes(bytes))).await;
         add(&self.pages.counters.target_writes, changes.len() as u64);
-        // After the change: a write-back that takes the file off the list looks at it afterwards.
+        // After the change: a write-back that takes the file off the list sees the change.
         self.list_dirty(file);
         changed.map_err(refusal)
     }
 
-    /// From now on no one-sided write changes anything; those under way are over when this returns.
+    /// Ends one-sided writes: when this returns, all that were under way are over, and no later one changes anything.
     pub fn end_one_sided_writes(&self) {
         *self.one_sided_writes_ended.write() = true;
     }

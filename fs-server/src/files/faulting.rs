@@ -1,20 +1,18 @@
 //! On-demand paging: how the NIC engine reads files from the mapped pool (region policy `odp`; TeRM sections 2.2, 3.2).
 //!
 //! # How it works
-//! A READ whose pages are all in the kernel's page cache is copied by the engine. Any other faults, step by step as an
-//! RNIC's does: its queue pair stalls (1a), a fault thread takes the CPU's page faults (1b), the pages are mapped (1c),
-//! the queue pair goes on (1d). Only (1b) costs anything here; for the others `--odp-hardware` lets that queue pair
-//! wait as long as the paper measured. The simulated RNIC has no page table of its own, so a page that is in memory
-//! never faults: hits are as good as an RNIC's at best.
+//! The engine copies a READ whose pages are all in the kernel's page cache. Any other READ faults, step by step as at an RNIC: its queue pair stalls
+//! (1a), a fault thread takes the CPU's page faults (1b), the pages are mapped (1c), the queue pair continues (1d). Only (1b) costs anything here.
+//! For the other steps `--odp-hardware` makes that queue pair wait as long as the paper measured. The simulated RNIC has no page table of its own, so
+//! a page in memory never faults: hits are as fast as the best case of an RNIC.
 //!
-//! Pages are looked up and validated as everywhere: an entry of the residency table that did not move since it was
-//! loaded under the mapping's lock proves that the copy is this file's page. The entries name no frames under this
-//! policy, but their versions move whenever a page's bytes change or the page leaves its file.
+//! Pages are looked up and validated as in all reads: if an entry of the residency table did not move since it was loaded under the mapping's lock,
+//! the copy is this file's page. The entries name no frames under this policy, but their versions move whenever a page's bytes change or the page
+//! leaves its file.
 //!
 //! # Failure
-//! A page that will not hold still for a tenth of a second is refused, and the client asks by RPC. A page that the
-//! kernel takes away between the look and the copy makes the engine itself wait, for all queue pairs; the two are less
-//! than a microsecond apart.
+//! A READ of a page that keeps changing for a tenth of a second is refused, and the client asks by RPC. If the kernel evicts a page between the check
+//! and the copy, the engine itself waits, for all queue pairs; the two are less than a microsecond apart.
 
 use super::Files;
 use super::target::{COPY_ATTEMPTS, Look};
@@ -25,17 +23,17 @@ use cuttlefs_common::rdma::{FileRead, RegionOwner, WcStatus};
 use cuttlefs_common::region::divide;
 use std::time::Duration;
 
-/// Figure 4, step 1a: the RNIC notices, stalls the queue pair and interrupts the CPU.
+/// Figure 4, step 1a: the RNIC notices the fault, stalls the queue pair and interrupts the CPU.
 pub(super) const RNIC_STALLS: Duration = Duration::from_nanos(127_370);
-/// Figure 4, steps 1c and 1d: the RNIC's page table is updated, the queue pair goes on.
+/// Figure 4, steps 1c and 1d: the RNIC's page table is updated, and the queue pair continues.
 pub(super) const RNIC_RESUMES: Duration = Duration::from_nanos(74_170 + 128_860);
-/// How often a fault thread looks again at a page that is being written, and how long it waits in between. A write
-/// of a page takes as long as its worker's own page fault, at most some milliseconds.
+/// How often a fault thread tries a page again that is being written, and how long it waits in between. A write of a page takes as long as its
+/// worker's own page fault, at most some milliseconds.
 const FAULTING_ATTEMPTS: usize = 1000;
 const FAULTING_PAUSE: Duration = Duration::from_micros(100);
 
 impl Look {
-    /// Ranges of the pool the request needs, neighbours together.
+    /// The ranges of the pool that the request needs. Neighbouring pages are one range.
     fn runs(&self) -> Vec<(u64, usize)> {
         let mut runs: Vec<(u64, usize)> = Vec::new();
         for (part, view) in &self.views {
@@ -55,7 +53,7 @@ impl Look {
 }
 
 impl Files {
-    /// Copies what was looked at; `None` if a page moved or changes.
+    /// Copies the pages that were looked up; `None` if an entry has moved or a page is being changed.
     fn copy_mapped(&self, pool: &CachedPool, look: &Look, offset: u64, out: &mut [u8]) -> Option<usize> {
         let mut wanted = 0;
         for (part, view) in &look.views {
@@ -78,7 +76,7 @@ impl Files {
         Some(wanted)
     }
 
-    /// The engine's try: everything is in memory and holds still, or the queue pair stalls.
+    /// The engine's attempt: copies if all pages are in memory and none is being changed, else the READ faults.
     pub(super) fn read_mapped(
         &self,
         owner: RegionOwner,
@@ -100,7 +98,7 @@ impl Files {
         Ok(FileRead::Faults)
     }
 
-    /// The fault thread's part: waits for the device, and for whoever changes a page.
+    /// The fault thread's part, which waits for the device, and for other changes of a page.
     pub(super) fn resolve_fault(
         &self,
         owner: RegionOwner,
@@ -112,7 +110,7 @@ impl Files {
         add(&self.pages.counters.odp_faults, 1);
         add(&self.pages.counters.odp_fault_pages, divide(offset, out.len()).len() as u64);
         for attempt in 0..FAULTING_ATTEMPTS {
-            // Each time: it may have been closed meanwhile.
+            // Resolved in each attempt, because the filekey may have been closed meanwhile.
             let file = self.file_to_read(owner, filekey)?;
             let look = self.look(&file, offset, out.len());
             if attempt == 0 && !look.is_cached(pool) {

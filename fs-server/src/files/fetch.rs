@@ -1,13 +1,13 @@
 //! Fetch: reads the wanted pages of a request (TeRM sections 4.2 and 4.3).
 //!
 //! # How it works
-//! Under the mapping's lock, held for moments, every page is looked up with its residency entry; the pages' bytes are read
-//! without any lock (`pages/read.rs`). A page whose entry moved before its bytes were there is looked up again; after a few
-//! rounds the rest is done with the file's and the pages' locks held, when nothing can move.
+//! Every page is looked up with its residency entry under the mapping's lock, which is held for moments. The pages' bytes are then read without any
+//! lock (`pages/read.rs`). A page whose entry moved before its bytes were read is looked up again. After a few rounds the rest is read with the
+//! file's and the pages' locks held, so that nothing can move.
 //!
 //! # Failure
-//! A read error is `Io` for the request, unless the page moved meanwhile: never wrong bytes, never zeros. So is a page
-//! whose checksum does not match, once that was found with the locks held.
+//! A read error is `Io` for the request, unless the page moved meanwhile: never wrong bytes, never zeros. A page whose checksum does not match is
+//! `Io`, too, if it does not match with the locks held either.
 
 use super::{FileRegion, Files};
 use crate::pages::{PageRead, PageView, Sink};
@@ -17,11 +17,11 @@ use cuttlefs_common::region::{PagePart, PageSet, divide};
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use cuttlefs_common::status::Status;
 
-/// Rounds without locks. A page moves at most a few times in the time of a read unless it is written all the time.
+/// Rounds without locks. A page moves at most a few times during a read, unless it is written all the time.
 const OPTIMISTIC_ROUNDS: usize = 3;
 
-/// Reads the pages of `pages` (bit `i`: the request's `i`-th page) of `[offset, offset + len)` into `sink`, each at
-/// its place. Returns how many bytes of the request precede the end of the file; wanted bytes after it are zeros.
+/// Reads the pages of `pages` (bit `i`: the request's `i`-th page) of `[offset, offset + len)` into `sink`, each at its place. Returns how many bytes
+/// of the request are before the end of the file. Wanted bytes after it are zeros.
 ///
 /// # Errors
 /// `TooLarge`, `Invalid` (longer than one transfer, or `sink` too short), `Stale`, `Io`.
@@ -65,8 +65,8 @@ pub async fn fetch(
     Ok(round.valid_len(offset, len))
 }
 
-/// Reads pages `[first, end)` of a file into frames ahead of any request, as far as there are frames. Pages that cannot
-/// be read or that move meanwhile are left out: whoever wants them will see.
+/// Reads the pages `[first, end)` of a file into frames ahead of requests, as far as there are free frames. Pages that cannot be read or that move
+/// meanwhile are left out; a later request for them finds out why.
 pub(super) async fn bring(files: &Files, disk: &dyn Disk, file: &FileRegion, first: u64, end: u64) {
     let parts = (first..end)
         .map(|page| PagePart { page: page.into(), offset_in_page: 0, len: PAGE_SIZE, offset_in_request: 0 })
@@ -80,7 +80,7 @@ struct Round<'a> {
     files: &'a Files,
     file: &'a FileRegion,
     read: PageRead<'a>,
-    /// The shortest the file was in any round: what lies past it was cut meanwhile.
+    /// The smallest length of the file in any round: bytes past it were cut meanwhile.
     size: u64,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Round<'a> {
         self.size.saturating_sub(offset).min(len as u64) as u32
     }
 
-    /// One round; returns the parts that moved.
+    /// Does one round. Returns the parts whose pages moved.
     async fn run(&mut self, parts: Vec<PagePart>, sink: &mut Sink<'_>) -> Result<Vec<PagePart>, Status> {
         self.file.usable()?;
         let (size, views): (u64, Vec<(PagePart, PageView)>) = {

@@ -1,7 +1,7 @@
 //! One active file: its live mapping and length, and the locks for their changes.
 //!
-//! Owns the range table, the live size, the generation and slot under which clients see them, and the list of
-//! pages that were written in frames since the last write-back.
+//! A region has the range table, the live size, the generation and the slot under which clients see them, and the list of pages that were written in
+//! frames since the last write-back.
 //!
 //! # Locks, in the order they are taken
 //! 1. `order` (async): shared by overwrites that change neither mapping nor length, exclusive for all other changes. Reads
@@ -12,7 +12,7 @@
 //! 4. `state` (plain): held for moments, never across an await; the NIC engine reads under it. `dirty` may be taken under it.
 //!
 //! # Invariants
-//! * Bytes of the last page past the end of the file are zeros once `tail_is_zero`; it is made so before growth.
+//! * Bytes of the last page past the end of the file are zeros once `tail_is_zero`. They are made so before the file grows.
 //! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
 //! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
 
@@ -33,14 +33,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// A page that was written in its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirtyPage {
-    /// Where it lies.
+    /// Its pool page.
     pub(crate) pool: PoolPage,
-    /// Its bytes are durable, as an image in the store; its place has them with the next write-back. Whoever changes it puts
-    /// it on the list anew, without this.
+    /// Whether its bytes are durable as an image in the store. The next write-back writes them to their place. A later change lists the page again
+    /// without this.
     pub(crate) has_image: bool,
 }
 
-/// What changes under `state`.
+/// The state under the lock `state`.
 #[derive(Debug)]
 pub(crate) struct FileState {
     /// Live mapping.
@@ -49,44 +49,44 @@ pub(crate) struct FileState {
     pub(crate) size: u64,
     /// Version of the mapping; clients cache layouts under it.
     pub(crate) generation: u64,
-    /// Where clients see generation and size.
+    /// The slot of the file table in which clients see generation and size.
     pub(crate) slot: Option<FileSlot>,
-    /// Length in the durable record.
+    /// The length in the durable record.
     pub(crate) durable_size: u64,
-    /// The last page's bytes past the end are zeros (or there are none, or the page has no bytes).
+    /// Whether the last page's bytes past the end are zeros (or there are none, or the page has no bytes).
     pub(crate) tail_is_zero: bool,
-    /// Contents or attributes moved since the last commit.
+    /// Whether contents or attributes changed since the last commit.
     pub(crate) uncommitted: bool,
-    /// Pages were written past the frames since the last commit behind a data sync. Set when they are there.
+    /// Whether pages were written directly to SSD since the last commit that followed a data sync. Set once they are there.
     pub(crate) is_written_directly: bool,
-    /// Some page may have an image.
+    /// Whether some page may have an image.
     pub(crate) has_images: bool,
-    /// The last change of each slot since the last commit, which will say that it was done.
+    /// The last request of each slot that changed the file since the last commit. The next commit notes that they were done.
     pub(crate) done: BTreeMap<(ClientId, SlotIndex), DoneRequest>,
-    /// Counter of the last change of contents that a client asked this server for; 0: of none since the file was loaded.
+    /// Counter of the last change of contents that a client asked this server for; 0 if there was none since the file was loaded.
     pub(crate) contents: u64,
-    /// Up to which of these the store has everything, as far as this server put it there.
+    /// The counter up to which the store has all of these changes, as far as this server committed them.
     pub(crate) covered: u64,
-    /// What clients have restored since the last commit: of each the last.
+    /// The last change that each client has restored since the last commit.
     pub(crate) restored: Vec<ClientChange>,
 }
 
 impl FileState {
-    /// A request was done that changed contents, with this counter: the next commit says so, and what it was answered.
+    /// Notes a request that was done and changed contents, with its counter and its answer, for the next commit.
     pub(crate) fn note_done(&mut self, request: RequestId, answer: Answer, change: u64) {
         self.uncommitted = true;
         self.contents = self.contents.max(change);
         self.done.insert((request.client, request.slot), DoneRequest { request, answer });
     }
 
-    /// Clients see the length as it is now.
+    /// Shows clients the current length.
     pub(crate) fn show_size(&self, files: &FileTable) {
         if let Some(slot) = self.slot {
             files.set_size(slot, self.size);
         }
     }
 
-    /// Clients see that the mapping is another one, and the length.
+    /// Shows clients a new generation, because the mapping has changed, and the length.
     pub(crate) fn show_layout(&mut self, files: &FileTable, generations: &Generations) {
         self.generation = generations.next();
         if let Some(slot) = self.slot {
@@ -94,14 +94,14 @@ impl FileState {
         }
     }
 
-    /// A client's change of contents is done and has this counter: the next commit says so.
+    /// Notes the counter of a client's change of contents that was done, for the next commit.
     pub(crate) fn note_contents(&mut self, change: u64) {
         self.contents = self.contents.max(change);
-        // The commit of its bytes may have been made already, without this.
+        // The bytes may have been committed already, without this counter.
         self.uncommitted |= self.contents > self.covered;
     }
 
-    /// A client has restored its changes up to this one.
+    /// Notes that a client has restored its changes up to this one.
     pub(crate) fn note_restored(&mut self, by: ClientChange) {
         self.uncommitted = true;
         match self.restored.iter_mut().find(|known| known.client == by.client) {
@@ -115,25 +115,25 @@ impl FileState {
 #[derive(Debug)]
 pub struct FileRegion {
     ino: InodeNo,
-    /// A directory: it is open, has no bytes, and stays as long as it is.
+    /// Whether it is a directory, which has no bytes and is kept while it is open.
     is_directory: bool,
-    /// Marked to be only added to: kept from who writes elsewhere. As of the last open or change of marks; relaxed, for
+    /// Whether its chattr mark allows appends only, as of the last open or change of marks. One-sided writes are refused then. Relaxed, because
     /// nothing else depends on it.
     pub(crate) append_only: AtomicBool,
     pub(crate) order: AsyncRwLock<()>,
     pub(crate) settle: AsyncMutex<()>,
-    /// Shared by changes of contents that clients ask for, alone by what a client restores. Taken before `order`.
+    /// Shared by changes of contents that clients ask for, exclusive for restores. Taken before `order`.
     pub(crate) changes: AsyncRwLock<()>,
     state: RwLock<FileState>,
     pub(crate) dirty: Mutex<BTreeMap<FilePage, DirtyPage>>,
-    /// In the write-back list. Set by writers, cleared by write-back before its snapshot.
+    /// Whether it is in the write-back list. Set by writers, cleared by write-back before its snapshot.
     pub(crate) listed: AtomicBool,
-    /// The inode was reaped: nothing may be done with the region any more.
+    /// Whether the inode was reaped; no operation may use the region then.
     pub(crate) reaped: AtomicBool,
-    /// What clients sync of it, and when.
+    /// The rhythm of the syncs that clients ask for.
     pub(crate) rhythm: SyncRhythm,
-    /// Its contents are closed (`Files::close_contents`). Set once, with release, by whoever learns of it; read with
-    /// acquire by every operation on contents, under the locks it works under.
+    /// Whether its contents are closed (`Files::close_contents`). Set once, with release; read with acquire by every operation on contents, under the
+    /// operation's locks.
     pub(super) is_closed: AtomicBool,
 }
 
@@ -151,38 +151,38 @@ impl PageOwner for FileRegion {
     }
 }
 
-/// Gives out generations: one counter for all files, so no two layouts share one.
+/// Gives out generations. There is one counter for all files, so no two layouts have the same generation.
 #[derive(Debug)]
 pub(crate) struct Generations(AtomicU64);
 
 impl Generations {
-    /// From a random place on: a client may hold a layout of one server against the windows of another for a moment, and
-    /// must see that they do not belong together.
+    /// Begins at a random generation. For a moment a client may hold a layout of one server against the windows of another, and must see that they do
+    /// not belong together.
     pub(crate) fn new(random: &dyn Random) -> Self {
         Self(AtomicU64::new(1 + (random.next_u64() >> 1)))
     }
 
-    /// The next one; never 0, which marks a free slot.
+    /// The next generation; never 0, which marks a free slot.
     pub(crate) fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed)
     }
 }
 
 impl FileRegion {
-    /// The region of a directory: nothing but who has it open.
+    /// The region of a directory, which only says that it is open.
     pub(crate) fn of_directory(ino: InodeNo, generation: u64) -> Self {
         Self { is_directory: true, ..Self::new(ino, RangeTable::default(), 0, generation) }
     }
 
-    /// Whether it is a directory's.
+    /// Whether the region is a directory's.
     pub(crate) fn is_directory(&self) -> bool {
         self.is_directory
     }
 
-    /// The region of a file as the store knows it.
+    /// The region of a file as the store has it.
     pub(crate) fn new(ino: InodeNo, mut table: RangeTable, size: u64, generation: u64) -> Self {
-        // Bytes past the end must not come back when the file grows. A store written by this code has none, but
-        // what comes from a disk is not believed: such pages are reserved space from now on.
+        // Bytes past the end must not reappear when the file grows. A store written by this code has none, but the records on a disk are not trusted:
+        // such pages become reserved space.
         let last = size.div_ceil(PAGE_SIZE_U64);
         let beyond: Vec<_> =
             table.pieces_in(last, u64::MAX).filter(|piece| piece.state.has_bytes()).collect();
@@ -220,7 +220,7 @@ impl FileRegion {
         }
     }
 
-    /// The inode.
+    /// The inode number.
     pub fn ino(&self) -> InodeNo {
         self.ino
     }
@@ -230,17 +230,17 @@ impl FileRegion {
         self.state.read().size
     }
 
-    /// Pages the file holds now.
+    /// Pages that the file has now.
     pub fn allocated_pages(&self) -> u64 {
         self.state.read().table.allocated_pages()
     }
 
-    /// The slot, if the file has one.
+    /// The file's slot, if it has one.
     pub fn slot(&self) -> Option<FileSlot> {
         self.state.read().slot
     }
 
-    /// Whether the store knows everything there is to know.
+    /// Whether the store has all changes of the file.
     pub fn is_clean(&self) -> bool {
         let state = self.state.read();
         !state.uncommitted
@@ -260,12 +260,12 @@ impl FileRegion {
         self.state.read()
     }
 
-    /// To change it in parts. Clients see of it what `show` says before it is let go.
+    /// The state, for a change in several parts. The caller shows the change to clients before it releases the lock.
     pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, FileState> {
         self.state.write()
     }
 
-    /// Changes the length only: what clients have cached of the mapping stays true.
+    /// Changes the length only. Cached layouts stay valid.
     pub(crate) fn change_size(&self, files: &FileTable, change: impl FnOnce(&mut FileState)) {
         let mut state = self.state.write();
         let pages = state.table.allocated_pages();
@@ -274,8 +274,8 @@ impl FileRegion {
         state.show_size(files);
     }
 
-    /// Changes the mapping (and the length with it): clients see a new generation before this returns, and so before
-    /// any page that left the file can be used for another.
+    /// Changes the mapping, and the length with it. Clients see a new generation before this returns, and so before any page that left the file can
+    /// be used for another one.
     pub(crate) fn change_layout<T>(
         &self,
         files: &FileTable,
@@ -288,7 +288,7 @@ impl FileRegion {
         result
     }
 
-    /// Changes what clients do not see.
+    /// Changes state that clients do not see.
     pub(crate) fn change_bookkeeping<T>(&self, change: impl FnOnce(&mut FileState) -> T) -> T {
         change(&mut self.state.write())
     }
@@ -301,7 +301,7 @@ impl FileRegion {
         files.publish(slot, self.ino, state.generation, state.size);
     }
 
-    /// Takes the slot away; what clients cached under it is void.
+    /// Takes the slot away, which makes all layouts invalid that clients cached under it.
     pub(crate) fn retire_slot(&self, files: &FileTable) -> Option<FileSlot> {
         let mut state = self.state.write();
         let slot = state.slot.take()?;
@@ -313,12 +313,12 @@ impl FileRegion {
         self.reaped.load(Ordering::Acquire)
     }
 
-    /// Whether nobody may see or change its contents until the server is restarted.
+    /// Whether nobody may read or change its contents until the server is restarted.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Whether its contents may be seen and changed.
+    /// Checks that its contents may be read and changed.
     ///
     /// # Errors
     /// `Stale` if it was reaped, `Io` if its contents are closed.

@@ -1,11 +1,9 @@
 //! Filekeys: random names of open files, each bound to one owner with rights (FileMR section 3).
 //!
-//! Owns the bindings. The NIC engine looks keys up on every target-translated read, so the map is behind a plain
-//! read-write lock that is held for a lookup only.
+//! The NIC engine looks up keys for every target-translated read, so the bindings are behind a plain read-write lock that is held for a lookup only.
 //!
 //! # Failure
-//! An unknown key and a key of another owner are the same to the caller (`Stale`): a caller cannot find out which keys
-//! exist.
+//! An unknown key and another owner's key are the same error (`Stale`), so that a caller cannot find out which keys exist.
 
 use super::file_region::FileRegion;
 use crate::shares::Taken;
@@ -18,7 +16,7 @@ use parking_lot::RwLock;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Open files of one owner at most, whatever its peer's share: a client that leaks handles harms itself only.
+/// Most open files of one owner, whatever its peer's share: a client that leaks handles harms only itself.
 pub(super) const MAX_FILEKEYS_PER_OWNER: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -26,7 +24,7 @@ struct Binding {
     owner: RegionOwner,
     rights: Rights,
     file: Arc<FileRegion>,
-    /// Of the peer's share, where a peer opened it.
+    /// A place of the peer's share, if a peer opened the file.
     _place: Option<Taken>,
 }
 
@@ -43,10 +41,10 @@ pub(super) struct FileKeys {
 }
 
 impl FileKeys {
-    /// Binds a new random key, which keeps `place` for as long as it is good.
+    /// Binds a new random key, which keeps `place` until it is unbound.
     ///
     /// # Errors
-    /// `Busy` if the owner has too many; `Denied` for owner 0, which means nobody.
+    /// `Busy` if the owner has too many keys; `Denied` for owner 0, which is no session.
     pub(super) fn bind(
         &self,
         random: &dyn Random,
@@ -62,7 +60,7 @@ impl FileKeys {
         if tables.of_owner.get(&owner).is_some_and(|keys| keys.len() >= MAX_FILEKEYS_PER_OWNER) {
             return Err(Status::Busy);
         }
-        // 64 random bits collide once in a blue moon; 0 is kept to mean "no file" in logs.
+        // 64 random bits hardly ever collide. 0 means "no file" in logs.
         let key = loop {
             let key = FileKey(random.next_u64());
             if key.0 != 0 && !tables.bindings.contains_key(&key) {
@@ -74,7 +72,7 @@ impl FileKeys {
         Ok(key)
     }
 
-    /// The file behind a key.
+    /// The file of a key.
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
@@ -100,7 +98,7 @@ impl FileKeys {
         })
     }
 
-    /// Ends a key and returns its file.
+    /// Unbinds a key and returns its file.
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
@@ -120,14 +118,14 @@ impl FileKeys {
         Ok(binding.file)
     }
 
-    /// Ends all keys of an owner and returns their files, one for each key.
+    /// Unbinds all keys of an owner and returns their files, one for each key.
     pub(super) fn revoke(&self, owner: RegionOwner) -> Vec<Arc<FileRegion>> {
         let mut tables = self.tables.write();
         let keys = tables.of_owner.remove(&owner).unwrap_or_default();
         keys.iter().filter_map(|key| tables.bindings.remove(key)).map(|binding| binding.file).collect()
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub(super) fn len(&self) -> usize {
         self.tables.read().bindings.len()
     }

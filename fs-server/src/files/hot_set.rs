@@ -1,24 +1,17 @@
-//! Hot parts of files: clients' counts, translated to the pool's pages, and the hot set of whole units (`pages/hotspots.rs`).
+//! Hot parts of files: clients' counts, translated to pool pages, and the hot set of whole units (`pages/hotspots.rs`).
 
 use super::{FileRegion, Files};
 use crate::pages::{HotUnit, Hotspots};
 use cuttlefs_common::ids::{PAGE_SIZE_U64, PoolPage};
-use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::region::UnitRecord;
 use std::collections::HashSet;
 
 impl Files {
     /// Notes what a client counted in one unit: `pages[i]` one-sided reads of the unit's `i`-th page. Comes from a
-    /// peer: keys that name nothing and pages past the end are ignored.
-    pub(crate) fn note_counted(&self, owner: RegionOwner, record: &UnitRecord, pages: &[u8]) {
-        let Ok((file, rights)) = self.resolve(owner, record.filekey) else {
-            return;
-        };
-        if !rights.read {
-            return;
-        }
+    /// peer that may read the file, or could before it closed it: pages past the end are ignored.
+    pub(crate) fn note_counted(&self, file: &FileRegion, record: &UnitRecord, pages: &[u8]) {
         let first = u64::from(record.unit) * pages.len() as u64;
-        // Nor may a peer take the places of units that are there with names of units that are not.
+        // Counts of units past the end would take the places of existing units.
         if first >= file.size().div_ceil(PAGE_SIZE_U64) {
             return;
         }
@@ -37,7 +30,7 @@ impl Files {
         self.pages.note_counted(file.ino(), first, noted);
     }
 
-    /// Ages counts and looks which are cold; the units to promote, the hottest first. Once a period.
+    /// Ages the counts and finds the cold pages. Returns the units to promote, the hottest first. Called once a period.
     pub(super) async fn review(&self) -> Vec<HotUnit> {
         let units = self.pages.review().await;
         if self.pages.hotspots() == Hotspots::Units {
@@ -46,12 +39,12 @@ impl Files {
         units
     }
 
-    /// Marks pages of these units warm and those of units that fell out of the hot set cold.
+    /// Marks pages of these units as warm, and pages of units that left the hot set as cold.
     fn change_hot_set(&self, units: &[HotUnit]) {
         let before = std::mem::replace(&mut *self.hot_set.lock(), units.to_vec());
         let now: HashSet<_> = units.iter().map(|unit| (unit.ino, unit.first_page)).collect();
         for unit in before.iter().filter(|unit| !now.contains(&(unit.ino, unit.first_page))) {
-            // Loaded if need be: nothing else would ever cool its pages. A file that is gone has none.
+            // The file is loaded if it is not active, because nothing else would cool its pages. A file that is gone has no pages.
             if let Ok(file) = self.file(unit.ino) {
                 self.mark_unit(&file, unit, 0);
             }

@@ -1,18 +1,16 @@
 //! fsync of a few pages: the bytes go into the store, as images of their pages, in the batch that maps them (docs/log.md).
 //!
 //! # How it works
-//! A file with few pages that are not durable puts images of them, its mapping and its length into one batch, and one sync of the store's
-//! log makes all of it durable. The pages stay dirty: the next write-back puts them in their places and has the images removed by the batch
-//! behind its data sync. A start does the same before anything else (`put_in_place`).
-//!
+//! For a file with few pages that are not durable, one batch gets images of these pages, the mapping and the length, and one sync of the store's log
+//! makes all of it durable. The pages stay dirty. The next write-back writes them to their places, and the batch after its data sync removes the
+//! images. A start does the same before anything else (`put_in_place`).
 //! # Invariants
-//! * An image and the commit that it belongs to are of one moment, or the image is newer: its bytes are copied after the file's snapshot is
-//!   taken, under the page's block lock.
+//! * An image is as new as the commit with it, or newer: its bytes are copied after the file's snapshot is taken, under the page's block lock.
 //! * A page whose bytes are newer than its image is on the file's list without the image.
 //!
 //! # Failure
-//! Where images are impossible (too many pages are dirty, a page was written past the frames or has left them, the store takes none) the
-//! file is written back in the usual way. A failed batch leaves the file unchanged (`Taken`).
+//! If images are impossible (too many pages are dirty, a page was written directly to SSD or has left its frame, the store takes none), the file is
+//! written back in the usual way. A failed batch leaves the file unchanged (`Taken`).
 
 use super::file_region::DirtyPage;
 use super::range_table::PieceState;
@@ -25,36 +23,35 @@ use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Pages of a file that one sync makes images of at most: 64 KiB. What they cost is written twice, so beyond it a second file
-/// to sync is cheaper.
+/// Most pages of a file of which one sync makes images: 64 KiB. The bytes of images are written twice, so for more pages a data sync is cheaper.
 pub(super) const IMAGE_PAGES: usize = 16;
 
-/// Makes everything that was written to a file durable.
+/// Makes all changes of a file durable.
 ///
 /// # Errors
 /// As `write_back`.
 pub async fn sync(files: &Files, disk: &dyn Disk, file: &Arc<FileRegion>) -> Result<(), Status> {
     match by_images(files, file).await {
         Ok(true) => release_space(files).await,
-        // There is no room for images; the reserve has some for what is behind a write-back.
+        // The log has no room for images. Its reserve has room for the batch of a write-back.
         Ok(false) | Err(Status::NoSpace) => write_back(files, disk, std::slice::from_ref(file), true).await,
         Err(status) => Err(status),
     }
 }
 
-/// Has what was written to a file durable with the next flush, if it is little: a client is about to ask for it (`SyncRhythm`). What
-/// fails here is told to who asks: his sync finds the same.
+/// Commits images of a file's changes, if these are few, so that they are durable with the next flush: a client is about to ask for that
+/// (`SyncRhythm`). Returns whether it did. A failure here is not reported, because the client's own sync finds the same.
 pub async fn begin_sync(files: &Files, file: &Arc<FileRegion>) -> bool {
     by_images(files, file).await == Ok(true)
 }
 
-/// Has images of all that is not durable committed; `false`: that is not for images.
+/// Commits images of all pages that are not durable. `false` if that is not possible.
 async fn by_images(files: &Files, file: &Arc<FileRegion>) -> Result<bool, Status> {
     if files.pages.data_sync.has_failed() || !files.meta.takes_images() {
         return Ok(false);
     }
     let _settled = file.settle.lock().await;
-    // Declared after `_settled`, so that what goes back does so before anybody else settles the file.
+    // Declared after `_settled`, so that uncommitted pages are listed again before another task settles the file.
     let mut taken = match file.change_bookkeeping(|state| take(files, file, state)) {
         Snapshot::Nothing => return Ok(true),
         Snapshot::NotForImages => return Ok(false),
@@ -71,7 +68,7 @@ async fn by_images(files: &Files, file: &Arc<FileRegion>) -> Result<bool, Status
         state.has_images |= !dirty.is_empty();
         let mut listed = file.dirty.lock();
         for (page, DirtyPage { pool, .. }) in dirty {
-            // What was written meanwhile is on the list again.
+            // A page that was written meanwhile is listed again already.
             listed.entry(page).or_insert(DirtyPage { pool, has_image: true });
         }
     });
@@ -79,7 +76,7 @@ async fn by_images(files: &Files, file: &Arc<FileRegion>) -> Result<bool, Status
     Ok(true)
 }
 
-/// What is to be made durable.
+/// What a sync has to make durable.
 enum Snapshot<'a> {
     Nothing,
     NotForImages,
@@ -92,7 +89,7 @@ fn take<'a>(files: &'a Files, file: &'a Arc<FileRegion>, state: &mut FileState) 
         return Snapshot::NotForImages;
     }
     let mut listed = file.dirty.lock();
-    // A page that is on the list and not mapped is about to be: it belongs to a write that is not done.
+    // A listed page that is not mapped belongs to a write that is not done.
     let is_wanted = |page: FilePage, dirty: &DirtyPage| {
         let has_bytes = |(pool, piece): (PoolPage, PieceState)| pool == dirty.pool && piece.has_bytes();
         !dirty.has_image && state.table.get(page).is_some_and(has_bytes)

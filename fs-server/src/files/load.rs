@@ -1,12 +1,12 @@
-//! Loading: brings every page of a file into frames (region policy `pin`), where all of them stay.
+//! Loading: reads all pages of a file into frames (region policy `pin`), where they stay.
 //!
 //! # How it works
-//! Batch after batch: the mapping's shared lock, the pages' block locks, one IO for each group of neighbours, publish.
-//! There is a frame for each page of the pool, and the block locks keep two loads from taking two for one page.
+//! For each batch: take the mapping's shared lock and the pages' block locks, do one IO for each group of neighbours, publish. There is a frame for
+//! each page of the pool, and the block locks keep two loads from taking two frames for one page.
 //!
 //! # Failure
-//! A page that cannot be read fails the load with `Io`, and so the open: a file that is open for reading is all in
-//! frames. Pages that are loaded already stay.
+//! If a page cannot be read, the load fails with `Io`, and with it the open, so that a file that is open for reading is in frames as a whole. Loaded
+//! pages stay loaded.
 
 use super::{FileRegion, Files};
 use crate::pool::disk::Disk;
@@ -14,14 +14,14 @@ use cuttlefs_common::ids::{FilePage, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 
-/// Pages of one batch: 1 MiB, as the largest request.
+/// Pages of one batch: 1 MiB, like the largest request.
 const BATCH_PAGES: usize = 256;
-/// Pages looked at under the mapping's lock at once: a fraction of a millisecond.
+/// Pages that are examined at a time under the mapping's lock: a fraction of a millisecond.
 const LOOK_PAGES: u64 = 64 * 1024;
-/// From so many pages to load on, the log says so: on a slow disk whoever opened it waits noticeably (64 MiB).
+/// The load of at least this many pages is logged: on a slow disk its open takes noticeably long (64 MiB).
 const NOTABLE_PAGES: u64 = 16 * 1024;
 
-/// Makes all of the file resident. Returns how many pages had to be read.
+/// Makes all of the file resident. Returns how many pages were read.
 ///
 /// # Errors
 /// `Io` if a page cannot be read, or there is no frame for it; `Stale` if the file was reaped.
@@ -48,7 +48,7 @@ pub async fn load(files: &Files, disk: &dyn Disk, file: &FileRegion) -> Result<u
     Ok(loaded)
 }
 
-/// Pages with bytes that are not resident, from `first` on, and where to go on; `None` at the end of the file.
+/// The pages with bytes that are not resident, from `first` on, and the page at which to continue; `None` at the end of the file.
 fn absent(files: &Files, file: &FileRegion, first: u64) -> Option<(Vec<FilePage>, u64)> {
     let state = file.state();
     let end = state.size.div_ceil(PAGE_SIZE_U64);
@@ -79,7 +79,7 @@ async fn load_batch(
 ) -> Result<u64, Status> {
     let _mapping = file.order.read().await;
     file.usable()?;
-    // As mapped now, and until the lock goes.
+    // The mapping as of now, which stays until the lock is released.
     let mut pools: Vec<(PoolPage, FilePage)> = {
         let state = file.state();
         let mapped = batch.iter().filter_map(|page| Some((*page, state.table.get(*page)?)));

@@ -1,60 +1,60 @@
-//! Files: the server's view of files as memory (DESIGN section 1), and the operations on their contents (sections 3 and 4).
+//! Files: the server's view of files as memory, and the operations on their contents.
 //!
 //! Owns the live mapping of every active file, the file table that clients read one-sidedly, filekeys, the list of pages to
 //! write back, and the pool's space. The pages' bytes and their places belong to `pages/`.
 //!
-//! Functions here are the operations on a file's contents. Each takes the shared `Files`, the worker's own
-//! [`Disk`](crate::pool::Disk) and the file; their futures must be driven to completion (see `pages`).
+//! The functions here are the operations on a file's contents. Each takes the shared `Files`, the worker's own [`Disk`](crate::pool::Disk) and the
+//! file. Their futures must be driven to completion (see `pages`).
 
 /// The table of active files.
 mod active;
-/// What `fallocate` does.
+/// The operations of `fallocate`.
 mod allocate;
-/// What a request has changed.
+/// The changes of a request.
 mod changed;
 /// Copies within the server.
 mod copy;
 /// Pages that leave a file.
 mod detach;
-/// Writes past the CPU, for comparison.
+/// One-sided writes past the CPU, for comparison.
 mod exposed_writes;
-/// Reads that fault, for comparison.
+/// One-sided reads that fault, for comparison.
 mod faulting;
 /// Reads.
 mod fetch;
 /// One active file.
 mod file_region;
-/// Names of open files.
+/// Random names of open files.
 mod filekeys;
 /// Hot parts of files.
 mod hot_set;
-/// fsync of little.
+/// fsync of a few pages.
 mod images;
-/// All of a file into frames.
+/// Reading all of a file into frames.
 mod load;
-/// What has changed since the start, for clients that come back.
+/// Changes since the start of the server, for clients that restore theirs.
 mod newer;
-/// Hot units, ahead of requests.
+/// Promotion of hot units.
 mod promote;
 /// The live mapping of a file.
 mod range_table;
-/// Inodes that go.
+/// Removal of inodes without names.
 mod reap;
-/// What a killed server lost.
+/// Restoring changes that a killed server lost.
 mod restore;
-/// When a sync is to be expected.
+/// Prediction of syncs.
 mod rhythm;
-/// Data and holes.
+/// Search for data and holes.
 mod seek;
 /// Parts of a large change.
 mod steps;
-/// Target translation.
+/// Target translation for the NIC engine.
 mod target;
 /// Changes of length.
 mod truncate;
 /// Writes.
 mod write;
-/// What becomes durable, in groups.
+/// Write-back in groups.
 mod write_back;
 
 #[cfg(test)]
@@ -101,17 +101,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use write_back::DirtyFiles;
 
-/// Slots of the file table unless told otherwise: 4 MiB of shared memory.
+/// Default number of slots of the file table: 4 MiB of shared memory.
 const DEFAULT_FILE_SLOTS: u32 = 65_536;
-/// Whose open files would take more than this part of the slots gets no more of them.
+/// A peer gets no more slots while it has more open files than one in this number of the slots.
 const SLOT_SHARE: usize = 4;
 
-/// How many files there may be at a time.
+/// Bounds for the numbers of files.
 #[derive(Clone, Copy, Debug)]
 pub struct FilesConfig {
     /// Slots of the file table.
     pub file_slots: u32,
-    /// Regions kept of files nobody has open.
+    /// Regions that are kept of files that are not open.
     pub max_inactive: usize,
 }
 
@@ -124,9 +124,9 @@ impl Default for FilesConfig {
 /// An opened file.
 #[derive(Clone, Debug)]
 pub struct OpenedRegion {
-    /// Names it from now on.
+    /// Its name in requests.
     pub filekey: FileKey,
-    /// Its slot in the file table, if there was one.
+    /// Its slot in the file table, if it has one.
     pub slot: Option<FileSlot>,
     /// The file.
     pub file: Arc<FileRegion>,
@@ -135,18 +135,18 @@ pub struct OpenedRegion {
 /// A closed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClosedRegion {
-    /// Which.
+    /// Its inode number.
     pub ino: InodeNo,
-    /// Nobody has it open any more.
+    /// Whether it is not open any more.
     pub last: bool,
 }
 
-/// How much of what is in use.
+/// Counts of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileFigures {
     /// Filekeys bound.
     pub filekeys: usize,
-    /// Files waiting for write-back.
+    /// Files that wait for write-back.
     pub dirty_files: usize,
     /// Active files.
     pub active: ActiveFigures,
@@ -155,25 +155,25 @@ pub struct FileFigures {
 /// All files of a server.
 pub struct Files {
     pub(crate) pages: Arc<Pages>,
-    /// What is durable of files, and every attribute.
+    /// The durable state of files, and all attributes.
     meta: Arc<Meta>,
-    /// What makes that so.
+    /// Makes batches of metadata durable.
     pub(crate) committer: Arc<Committer>,
     space: Arc<Space>,
     active: ActiveFiles,
     generations: Generations,
     keys: FileKeys,
     random: Arc<dyn Random>,
-    /// Files with something to write back.
+    /// Files that wait for write-back.
     dirty: DirtyFiles,
-    /// Files whose contents are closed until the next start: a cut or a freeing of them was committed in part, and its rest could
-    /// not be. Bounded by the files that were cut while the store failed. Taken inside the locks of `active`.
+    /// Files whose contents are closed until the next start, because a part of a cut or of a freeing was committed and the rest could not be. Bounded
+    /// by the number of files that were cut while the store failed. Locked inside the locks of `active`.
     closed: Mutex<BTreeSet<InodeNo>>,
-    /// What has changed since the start, as long as clients may have something to restore.
+    /// Changes since the start, while clients may have something to restore.
     pub(crate) newer: Newer,
-    /// The hot units of the last period, in units mode: their pages are the only warm ones.
+    /// The hot units of the last period, in units mode. Only their pages are warm.
     hot_set: Mutex<Vec<HotUnit>>,
-    /// Held while a one-sided write changes pages, which comparators alone do: a stop waits for them.
+    /// Held for reading while a one-sided write changes pages, so that a stop waits for it. Only the policies for comparison have such writes.
     one_sided_writes_ended: RwLock<bool>,
 }
 
@@ -184,10 +184,10 @@ impl std::fmt::Debug for Files {
 }
 
 impl Files {
-    /// The files of a pool. `space` knows what every extent record uses.
+    /// The files of a pool. `space` has the space that no extent record uses as free.
     ///
     /// # Errors
-    /// The file table's memory cannot be had.
+    /// If there is no memory for the file table.
     pub fn new(
         config: FilesConfig,
         pages: Arc<Pages>,
@@ -213,12 +213,12 @@ impl Files {
         })
     }
 
-    /// What the files consist of.
+    /// The pages of the files.
     pub fn pages(&self) -> &Arc<Pages> {
         &self.pages
     }
 
-    /// A change of contents is done: metadata takes its time and its counter.
+    /// Notes a change of contents that was done. Metadata updates the times and the change counter.
     pub(crate) fn note_changed(&self, file: &FileRegion, note: NoteData) -> Result<Attr, Status> {
         self.meta.note_data(file.ino(), NoteData { modified: true, ..note })
     }
@@ -232,7 +232,7 @@ impl Files {
         }
     }
 
-    /// Looks a page of a file up. The caller holds the mapping's lock.
+    /// The residency of a file's page. The caller holds the mapping's lock.
     fn view(&self, state: &FileState, page: FilePage) -> PageView {
         match state.table.get(page) {
             Some((pool, piece)) if piece.has_bytes() => self.pages.view(pool),
@@ -244,7 +244,7 @@ impl Files {
         self.active.table()
     }
 
-    /// Lets regions go that became clean.
+    /// Drops regions that became clean, beyond the bound.
     pub(crate) fn trim_active(&self) {
         self.active.trim_all();
     }
@@ -260,18 +260,18 @@ impl Files {
         self.active.end_reap(ino, gone);
     }
 
-    /// A change of this file was committed in part, and its rest cannot be before the next start: until then nobody sees or changes
-    /// its contents. `false`: that was so already.
+    /// Closes the contents of a file until the next start, because a part of a change was committed and the rest cannot be. `false` if they were
+    /// closed already.
     pub(crate) fn close_contents(&self, ino: InodeNo) -> bool {
         if !self.closed.lock().insert(ino) {
             return false;
         }
-        // Whoever loads it from here on sees the set.
+        // A load of the file from now on finds it in `closed`.
         self.active.close_contents(ino);
         true
     }
 
-    /// Whether a file's contents may be seen and changed.
+    /// Checks that a file's contents may be read and changed.
     ///
     /// # Errors
     /// `Io` if they are closed.
@@ -279,7 +279,7 @@ impl Files {
         if self.closed.lock().contains(&ino) { Err(Status::Io) } else { Ok(()) }
     }
 
-    /// How many files' contents are closed.
+    /// How many files have closed contents.
     pub fn closed_files(&self) -> usize {
         self.closed.lock().len()
     }
@@ -316,14 +316,14 @@ impl Files {
         if file.is_directory() { Err(Status::IsDirectory) } else { Ok(file) }
     }
 
-    /// A file's marks are these now.
+    /// Notes a file's new chattr marks.
     pub fn note_flags(&self, ino: InodeNo, flags: InodeFlags) {
         if let Some(file) = self.active.find(ino) {
             file.append_only.store(flags.has(InodeFlags::APPEND_ONLY), Ordering::Relaxed);
         }
     }
 
-    /// Opens a regular file for an owner, or a directory: without any right, to keep it.
+    /// Opens a regular file for an owner, or a directory, without any right, to keep it.
     ///
     /// # Errors
     /// As `file`; `Busy` if the owner has too many files open; `Denied` for owner 0.
@@ -331,7 +331,7 @@ impl Files {
         self.open_with(owner, ino, rights, None)
     }
 
-    /// As `open`; the filekey keeps `place`, of the share of the peer that opens.
+    /// Like `open`; the filekey keeps `place`, a place in the peer's share.
     ///
     /// # Errors
     /// As `open`.
@@ -356,7 +356,7 @@ impl Files {
         }
     }
 
-    /// The file behind a filekey, with the rights it was bound with.
+    /// The file of a filekey, with the rights with which it was opened.
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
@@ -364,12 +364,23 @@ impl Files {
         self.keys.resolve(owner, filekey)
     }
 
+    /// The file behind a filekey that is good for reading.
+    pub(crate) fn readable(&self, owner: RegionOwner, filekey: FileKey) -> Option<Arc<FileRegion>> {
+        let (file, rights) = self.resolve(owner, filekey).ok()?;
+        rights.read.then_some(file)
+    }
+
+    /// The region of a file that is in memory, open or not.
+    pub(crate) fn active(&self, ino: InodeNo) -> Option<Arc<FileRegion>> {
+        self.active.find(ino)
+    }
+
     /// Whether an owner has a file open with at least these rights.
     pub fn has_open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> bool {
         self.keys.has_open(owner, ino, rights)
     }
 
-    /// Ends a filekey. If that was the last open of an inode without names, reap it.
+    /// Closes a filekey. If that was the last open of an inode without names, the caller reaps the inode.
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
@@ -377,7 +388,7 @@ impl Files {
         Ok(self.closed(self.keys.unbind(owner, filekey)?))
     }
 
-    /// Ends every filekey of an owner.
+    /// Closes every filekey of an owner.
     pub fn revoke(&self, owner: RegionOwner) -> Vec<ClosedRegion> {
         self.keys.revoke(owner).into_iter().map(|file| self.closed(file)).collect()
     }
@@ -393,12 +404,12 @@ impl Files {
         self.active.opens(ino)
     }
 
-    /// A file's layout from `first_page` on, with the generation it belongs to.
+    /// A file's layout from `first_page` on, with its generation.
     pub fn layout(&self, file: &FileRegion, first_page: FilePage, max_extents: usize) -> Layout {
         file.layout(first_page, max_extents)
     }
 
-    /// Figures of about this moment.
+    /// Counts as of about now.
     pub fn figures(&self) -> FileFigures {
         FileFigures {
             filekeys: self.keys.len(),
@@ -407,12 +418,12 @@ impl Files {
         }
     }
 
-    /// Whether a flush of metadata is under way; a guess.
+    /// Whether a flush of metadata is under way. It may be over when this returns.
     pub fn is_flushing(&self) -> bool {
         self.committer.is_flushing()
     }
 
-    /// Whether the SSD holds everything, as far as anybody knows.
+    /// Whether there was nothing left to write back when this looked.
     pub fn is_written_back(&self) -> bool {
         self.dirty.len() == 0 && self.pages.is_written_back()
     }

@@ -1,20 +1,20 @@
 //! Changes of files since the start of the server, while clients of the server before it may still restore changes that it lost.
 //!
-//! A change that a client asks for is newer than any restored one; restored changes are ordered as the server before this one answered
-//! them. So of each file the state stored at the start is known (`Written`), and for each range the counter of the last change since.
+//! A change that a client asks for is newer than any restored change. Restored changes are ordered as the server before this one answered them. So
+//! for each file this has the state that was stored at the start (`Written`), and for each range the counter of its last change since.
 //!
 //! # Until when
-//! New changes are noted as long as the grace period lasts. A client that comes back later restores a file only if no client has asked
-//! for a change of it since the start: that follows from its counters. Restored changes are always noted.
+//! New changes are noted during the grace period. A client that comes back later restores a file only if no client has asked for a change of it since
+//! the start, which the file's counters tell. Restored changes are always noted.
 //!
 //! # Bound
-//! [`NEWER_MAX`] files and ranges. At the bound the rule is that after the grace period: new changes are forgotten, so they take room
-//! from no peer. Each peer has a share of the room for restored changes: half of the room that others leave. A peer that has used it up
-//! restores nothing more and is told so; the others go on.
+//! [`NEWER_MAX`] files and ranges. When it is reached, the rule for later clients applies at once: new changes are forgotten, so they take room from
+//! no peer. Each peer has a share of the room for restored changes: half of what other peers leave. A peer that has used up its share restores
+//! nothing more and is told so; the others go on.
 //!
 //! # Order
-//! A change of contents for a client holds `FileRegion::changes` shared from before `begin` until it is noted here. A restore holds it
-//! alone, from its look at newer changes until its bytes are in place.
+//! A client's change of contents holds `FileRegion::changes` shared from before `begin` until it is noted here. A restore holds it exclusively, from
+//! its look at newer changes until its bytes are in place.
 
 use crate::meta::{ClientChange, Verdict, Written};
 use cuttlefs_common::ids::InodeNo;
@@ -24,19 +24,19 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Files and ranges at most: some 40 MiB. A mount keeps 8,192 changes at most to restore, and everybody who has a key is one peer.
+/// Most files and ranges: some 40 MiB. A mount keeps at most 8,192 changes to restore, and all mounts with the same key are one peer.
 pub const NEWER_MAX: usize = 262_144;
-/// Counter of what a client asked this server for: later than all that can be restored.
+/// The counter of changes that clients asked this server for: higher than that of any change to restore.
 const OF_THIS_LIFE: u64 = u64::MAX;
 
-/// A part of a file and what is to be done there.
+/// A part of a file, and the verdict on a restore there.
 pub(super) type Part = (u64, u64, Verdict);
 
 #[derive(Debug, Default)]
 struct OfFile {
-    /// As it was stored before anything changed.
+    /// The file's stored state before anything changed.
     before: Written,
-    /// By its first byte, the end of a range and the counter of what stands there. They do not overlap.
+    /// The changed ranges: for each first byte the end of the range and the counter of its last change. They do not overlap.
     ranges: BTreeMap<u64, (u64, u64)>,
 }
 
@@ -44,7 +44,7 @@ struct OfFile {
 struct State {
     files: HashMap<InodeNo, OfFile>,
     ranges: usize,
-    /// Of these, what peers have restored. As many peers as files and ranges at most.
+    /// The number of ranges and files that each peer has restored. There are at most as many peers as files and ranges.
     of_peer: HashMap<PeerKey, usize>,
 }
 
@@ -64,24 +64,24 @@ impl State {
         *self.of_peer.entry(peer.clone()).or_default() += more;
     }
 
-    /// From now on what clients ask for is not noted.
+    /// Forgets the changes that clients asked this server for.
     fn forget_asked(&mut self) {
         self.files.retain(|_, file| file.ranges.values().all(|(_, change)| *change != OF_THIS_LIFE));
         self.ranges = self.files.values().map(|file| file.ranges.len()).sum();
     }
 }
 
-/// See the module.
+/// The changes since the start of the server (see the module).
 #[derive(Debug, Default)]
 pub struct Newer {
-    /// Whether changes are noted. Set before the first request, cleared for good under the mutex. Relaxed: who reads an old `true`
-    /// looks again under the mutex.
+    /// Whether changes are noted. Set before the first request, cleared for good under the mutex. Relaxed: a reader of an old `true` reads again
+    /// under the mutex.
     is_noting: AtomicBool,
     state: Mutex<State>,
 }
 
 impl OfFile {
-    /// Puts a counter over a range; gives by how many ranges there are more.
+    /// Gives a range the counter of a change. Returns how many more ranges there are.
     fn put(&mut self, start: u64, end: u64, change: u64) -> isize {
         let before = self.ranges.len() as isize;
         self.split(start);
@@ -91,7 +91,7 @@ impl OfFile {
             self.ranges.remove(&first);
         }
         let mut start = start;
-        // What is written from front to back is one range.
+        // A file that is written from front to back has one range.
         if let Some((&first, &(last, same))) = self.ranges.range(..start).next_back()
             && (last, same) == (start, change)
         {
@@ -102,7 +102,7 @@ impl OfFile {
         self.ranges.len() as isize - before
     }
 
-    /// No range goes over this place.
+    /// Splits the range across this offset, if there is one.
     fn split(&mut self, at: u64) {
         if let Some((_, range)) = self.ranges.range_mut(..at).next_back()
             && range.0 > at
@@ -116,14 +116,14 @@ impl OfFile {
     fn verdict(&self, by: ClientChange, at: u64) -> Verdict {
         let newer = self.ranges.range(..=at).next_back().filter(|(_, (end, _))| *end > at);
         let since = newer.map_or(Verdict::Restore, |(_, (_, change))| Verdict::on(by.change, *change));
-        // What was there before is told first: it was no loss then, whatever came over it since.
+        // The verdict by the state at the start comes first: a change that was overtaken then was no loss, whatever has overwritten it since.
         match self.before.verdict(by, at) {
             Verdict::Restore => since,
             before => before,
         }
     }
 
-    /// `[start, end)` in parts that are all one.
+    /// `[start, end)` in parts, each with one verdict.
     fn parts(&self, by: ClientChange, start: u64, end: u64) -> Vec<Part> {
         let mut cuts: Vec<u64> = vec![start];
         cuts.extend(self.before.cut.map(|cut| cut.size));
@@ -146,12 +146,12 @@ impl OfFile {
 }
 
 impl Newer {
-    /// From now on changes are noted: there are clients that may have something to restore.
+    /// Begins to note changes, because clients may have something to restore.
     pub fn start(&self) {
         self.is_noting.store(true, Ordering::Relaxed);
     }
 
-    /// All have come back, or the grace period is over.
+    /// Ends that: all clients have come back, or the grace period is over.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         if self.is_noting.swap(false, Ordering::Relaxed) {
@@ -159,7 +159,7 @@ impl Newer {
         }
     }
 
-    /// A client asks for a change of a file; `written` is what is stored of it.
+    /// Begins a client's change of a file; `written` is the file's stored state.
     pub fn begin(
         &self,
         ino: InodeNo,
@@ -176,7 +176,7 @@ impl Newer {
         Ok(())
     }
 
-    /// That change gave these bytes other contents.
+    /// Notes that the change has given these bytes other contents.
     pub fn changed(&self, ino: InodeNo, start: u64, end: u64) {
         if self.is_noting.load(Ordering::Relaxed) {
             let mut state = self.state.lock();
@@ -185,7 +185,7 @@ impl Newer {
         }
     }
 
-    /// By how many ranges there are more.
+    /// Like `OfFile::put`, and counts the ranges.
     fn put(state: &mut State, ino: InodeNo, (start, end): (u64, u64), change: u64) -> isize {
         let Some(file) = state.files.get_mut(&ino).filter(|_| start < end) else { return 0 };
         let more = file.put(start, end, change);
@@ -203,11 +203,11 @@ impl Newer {
         }
     }
 
-    /// What is to be done about a client's change of `[start, end)`. `now`: what is stored of the file, with what clients have asked
-    /// this server for.
+    /// The verdicts on a client's change of `[start, end)` that it wants to restore. `now`: the file's stored state, with the changes that clients
+    /// have asked this server for.
     ///
     /// # Errors
-    /// Those of `now`.
+    /// As `now`.
     pub fn judge(
         &self,
         ino: InodeNo,
@@ -236,7 +236,7 @@ impl Newer {
         Ok(parts)
     }
 
-    /// A client's change was made again.
+    /// Notes that a client has restored its change of a range.
     pub fn restored(&self, ino: InodeNo, (by, peer): (ClientChange, &PeerKey), start: u64, end: u64) {
         let mut state = self.state.lock();
         let more = Self::put(&mut state, ino, (start, end), by.change);
@@ -244,7 +244,7 @@ impl Newer {
         self.bound(&mut state);
     }
 
-    /// Files and ranges that are noted.
+    /// The number of files and ranges that are noted.
     pub fn noted(&self) -> usize {
         let state = self.state.lock();
         state.files.len() + state.ranges

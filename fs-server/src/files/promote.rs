@@ -1,10 +1,10 @@
-//! Promotion of hot units ahead of requests (TeRM section 4.4): "as many units as possible within the time of a sample
-//! period", then the next period with new counts.
+//! Promotion of hot units ahead of requests (TeRM section 4.4): "as many units as possible within the time of a sample period", then the next period
+//! with new counts.
 //!
 //! # How it works
-//! Once a period the counts are reviewed; the units that are hot are walked from the hottest on. Of each, the pages that
-//! are on SSD are read as one batch into frames, neighbours as one IO: a unit of scattered single reads costs one read.
-//! Only cold pages are evicted to make room, so a unit never pushes a hotter one out.
+//! Once a period the counts are reviewed, and the hot units are gone through, the hottest first. Each unit's pages on SSD are read into frames as one
+//! batch, neighbours as one IO, so that a unit of scattered single reads costs one read. Only cold pages are evicted to make room, so a unit never
+//! replaces a hotter one.
 //!
 //! # Failure
 //! A page that cannot be read, or for which there is no room, stays on SSD and is served from there.
@@ -19,10 +19,10 @@ use cuttlefs_common::world::Clock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Pages brought in one batch at most: bounds the IOs of promotion that are before a request's in the queue.
+/// Most pages of one batch. That bounds the IOs of promotion that are in the queue before a request's.
 const MAX_BRING_PAGES: u64 = 256;
 
-/// Reviews and promotes until `stopped`; every `period`. One task a server.
+/// Reviews and promotes every `period` until `stopped`. One task for each server.
 pub async fn run_promotion(
     files: &Files,
     disk: &dyn Disk,
@@ -61,7 +61,7 @@ pub async fn run_promotion(
             let wanted = absent.len() as u32 + files.pages.low_water();
             let short = wanted.saturating_sub(files.pages.frames().free());
             if short > 0 && files.pages.evict_cold(disk, short).await < short.min(absent.len() as u32) {
-                // Nothing colder is left.
+                // Only hotter pages are left in frames.
                 break;
             }
             let mut at = unit.first_page;

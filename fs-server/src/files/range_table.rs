@@ -21,17 +21,17 @@ use cuttlefs_common::region::{Extent, ExtentState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// One past the last page any file can have.
+/// The page after the last page that any file can have.
 pub(super) const MAX_FILE_PAGES: u64 = (1 << 63) / PAGE_SIZE_U64;
 
-/// What a mapped page is.
+/// The state of a mapped page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PieceState {
-    /// The pool pages hold the file's bytes and the durable record says so.
+    /// The pool pages have the file's bytes, and the durable record says so.
     Written,
     /// Space is reserved; reads give zeros.
     Unwritten,
-    /// The pool pages hold the file's bytes; the durable record does not say so yet.
+    /// The pool pages have the file's bytes, and the durable record does not say so yet.
     Fresh,
 }
 
@@ -41,7 +41,7 @@ impl PieceState {
         matches!(self, Self::Written | Self::Fresh)
     }
 
-    /// As the other side sees it.
+    /// The state in an extent, for clients and the store.
     pub(crate) const fn extent_state(self) -> ExtentState {
         match self {
             Self::Written | Self::Fresh => ExtentState::Written,
@@ -50,7 +50,7 @@ impl PieceState {
     }
 }
 
-/// File pages `[first, first + len)` lie at pool pages `[pool, pool + len)`.
+/// The file pages `[first, first + len)` are the pool pages `[pool, pool + len)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     /// First file page.
@@ -59,17 +59,17 @@ pub(crate) struct Piece {
     pub pool: u64,
     /// Pages; never 0.
     pub len: u64,
-    /// What they are.
+    /// Their state.
     pub state: PieceState,
 }
 
 impl Piece {
-    /// One past the last file page.
+    /// The page after the last file page.
     pub(crate) const fn end(&self) -> u64 {
         self.first + self.len
     }
 
-    /// As an extent.
+    /// The piece as an extent.
     pub(crate) const fn extent(&self) -> Extent {
         Extent {
             file_page: FilePage(self.first),
@@ -107,7 +107,7 @@ impl Piece {
 /// Why a stored mapping is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RangeError {
-    /// An extent is empty or leaves the file or the pool.
+    /// An extent is empty, or reaches past the end of files or of the pool.
     #[error("the extent at file page {first} of {len} pages at pool page {pool} is out of range")]
     OutOfRange {
         /// File page.
@@ -117,19 +117,19 @@ pub(crate) enum RangeError {
         /// Pages.
         len: u64,
     },
-    /// Two extents claim one file page.
+    /// Two extents have the same file page.
     #[error("two extents claim file page {0}")]
     Overlap(u64),
 }
 
-/// What a search that looks at some pieces only came to.
+/// The result of a search that examines a bounded number of pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Search {
-    /// The first such page.
+    /// The first page that was searched for.
     Found(u64),
-    /// There is none.
+    /// There is no such page.
     Nowhere,
-    /// There is none before this page, which was not looked at.
+    /// There is none before this page, from which on nothing was examined.
     GoOn(u64),
 }
 
@@ -146,7 +146,7 @@ impl RangeTable {
     /// Checks and takes over a stored mapping.
     ///
     /// # Errors
-    /// [`RangeError`] names the first extent that cannot be.
+    /// [`RangeError`] with the first bad extent.
     pub(crate) fn from_extents(extents: &[Extent], pool_pages: u64) -> Result<Self, RangeError> {
         let mut table = Self::default();
         for extent in extents {
@@ -167,25 +167,25 @@ impl RangeTable {
         Ok(table)
     }
 
-    /// Pages the file holds, whatever their state.
+    /// Pages that the file has, in any state.
     pub(crate) fn allocated_pages(&self) -> u64 {
         self.allocated
     }
 
-    /// Pages whose durable record lags.
+    /// Pages in the state `Fresh`.
     pub(crate) fn fresh_pages(&self) -> u64 {
         self.fresh_pages
     }
 
-    /// Where a page is; `None` in a hole.
+    /// The pool page and state of a file page; `None` in a hole.
     pub(crate) fn get(&self, page: FilePage) -> Option<(PoolPage, PieceState)> {
         let (_, piece) = self.pieces.range(..=page.0).next_back()?;
         (page.0 < piece.end()).then(|| (PoolPage(piece.pool + (page.0 - piece.first)), piece.state))
     }
 
-    /// The pieces of `[first, end)`, clipped to it, in file order.
+    /// The pieces of `[first, end)`, cut off at its ends, in file order.
     pub(crate) fn pieces_in(&self, first: u64, end: u64) -> impl Iterator<Item = Piece> + '_ {
-        // A range needs its start before its end; an empty one has no pieces.
+        // `range` panics if the start is behind the end. An empty range has no pieces.
         let start = self
             .pieces
             .range(..=first)
@@ -241,7 +241,7 @@ impl RangeTable {
         }
     }
 
-    /// Unmaps `[first, end)` and returns what was there.
+    /// Unmaps `[first, end)` and returns the pieces that were there.
     pub(crate) fn remove(&mut self, first: u64, end: u64) -> Vec<Piece> {
         let inside: Vec<Piece> = self.pieces_in(first, end).collect();
         for piece in &inside {
@@ -290,8 +290,8 @@ impl RangeTable {
         Search::Found(at)
     }
 
-    /// Extents from the one that holds or follows `first` on, at most `max`; then the page up to which they tell
-    /// everything (`None`: to the end of the file). Adjacent Written and Fresh pieces are one extent.
+    /// At most `max` extents, beginning with the one that contains or follows `first`, and the page up to which these tell everything (`None`: to the
+    /// end of the file). Adjacent Written and Fresh pieces are one extent.
     pub(crate) fn extents(&self, first: FilePage, max: usize) -> (Vec<Extent>, Option<FilePage>) {
         let mut extents: Vec<Extent> = Vec::new();
         let start = self
@@ -318,8 +318,7 @@ impl RangeTable {
         (extents, None)
     }
 
-    /// The Written piece that ends where `piece` begins, in the file and in the pool: with it the durable record
-    /// can be one extent.
+    /// The Written piece that ends where `piece` begins, in the file and in the pool. Both can be one extent in the durable record.
     pub(crate) fn written_before(&self, piece: &Piece) -> Option<Piece> {
         let (_, before) = self.pieces.range(..piece.first).next_back()?;
         let as_written = Piece { state: PieceState::Written, ..*piece };
@@ -354,7 +353,7 @@ impl RangeTable {
         self.put(piece);
     }
 
-    // `put` and `take` are the only two that touch the maps, so the counters cannot drift.
+    // Only `put` and `take` change the maps, so that the counters always agree with them.
     fn put(&mut self, piece: Piece) {
         self.allocated += piece.len;
         if piece.state == PieceState::Fresh {

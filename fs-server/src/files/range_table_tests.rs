@@ -1,4 +1,4 @@
-//! The range table against a map with one entry a page.
+//! The range table against a map with one entry for each page.
 
 use super::*;
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ fn check(table: &RangeTable, model: &Model) {
     }
     let held: u64 = table.holes_in(0, end).iter().map(|(_, len)| len).sum();
     assert_eq!(held, end - model.len() as u64);
-    // The layout told in parts is the layout told at once, and it tells every page.
+    // The layout in parts is the same as the layout as a whole, and it has every page.
     let (whole, until) = table.extents(FilePage(0), usize::MAX);
     assert_eq!(until, None);
     assert_eq!(whole.iter().map(|extent| extent.len_pages).sum::<u64>(), model.len() as u64);
@@ -115,7 +115,7 @@ proptest! {
             }
             check(&table, &model);
         }
-        // What is written to the store and read again is the same mapping, Fresh told as Written.
+        // A mapping that is stored and read again is the same, but for `Fresh`, which is stored as `Written`.
         let (extents, _) = table.extents(FilePage(0), usize::MAX);
         let again = RangeTable::from_extents(&extents, 1000).expect("own extents");
         prop_assert_eq!(again.extents(FilePage(0), usize::MAX).0, extents);

@@ -1,4 +1,4 @@
-//! Reaping: an inode without names and opens is removed, with its pages.
+//! Reaping: removes an inode without names that is not open, with its pages.
 
 use super::detach::detach;
 use super::steps::STEP_PIECES;
@@ -7,13 +7,13 @@ use crate::files::range_table::MAX_FILE_PAGES;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 
-/// Frees everything a regular file holds and returns how many pages that were. `commit` deletes the inode and all its
-/// records, or the last of them if there are many, and says whether there are more; it is called when nobody can open the
-/// file any more, until there are none, and others get their turn in between.
+/// Frees all pages of a regular file and returns how many there were. `commit` deletes the inode and all its records, or the last of them if there
+/// are many, and returns whether there are more. It is called when nobody can open the file any more, again and again until no records are left;
+/// other requests get their turn in between.
 ///
 /// # Errors
-/// `Busy` if the file is open or being reaped: whoever closes it last, or the other reaper, will do it. What `commit`
-/// says; if it said so at first the file stays as it was, else its pages are nobody's until a restart.
+/// `Busy` if the file is open or being reaped: the last close or the other reaper will free it. Errors of `commit`: if the first call fails, the file
+/// stays as it was; else its pages are lost until a restart.
 pub async fn reap(
     files: &Files,
     ino: InodeNo,
@@ -21,7 +21,7 @@ pub async fn reap(
 ) -> Result<u64, Status> {
     let file = files.begin_reap(ino)?;
     let pages = {
-        // Whoever began before the mark gets done first.
+        // Waits for the operations that began before the mark.
         let _alone = file.order.write().await;
         let _settled = file.settle.lock().await;
         let mut begun = false;
@@ -30,7 +30,7 @@ pub async fn reap(
                 Ok(true) => begun = true,
                 Ok(false) => break,
                 Err(status) => {
-                    // Of one that has lost a part nobody may see the rest.
+                    // The file has lost a part, so nobody may see the rest.
                     if begun {
                         files.close_contents(ino);
                     }
@@ -59,7 +59,7 @@ pub async fn reap(
             futures_lite::future::yield_now().await;
         }
     };
-    // Before the region is forgotten, so that what is on the list under this number is this file.
+    // Before the region is dropped: until then the listed file with this number is this one.
     files.dirty.remove(ino);
     files.end_reap(ino, true);
     Ok(pages)

@@ -1,14 +1,14 @@
-//! Changes of contents: new ones that clients ask for, and those that they make again because a killed server may have lost them.
+//! Changes of contents: new ones that clients ask for, and those that clients restore because a killed server may have lost them.
 //!
 //! # How it works
-//! Each change has a counter: the file's change counter when it was answered. The client names it when it restores the change.
-//! The server makes the change wherever nothing newer is in place: by the stored state of the file (`meta/written.rs`) and by the
-//! changes since the server started (`files/newer.rs`). So the order of the answers decides between two changes, in whatever
-//! order the clients come back, and a change that an earlier server answered never overwrites one of this server.
+//! Each change has a counter: the file's change counter when the change was answered. The client names it when it restores the change. The server
+//! makes the change wherever nothing newer is in place. It decides that by the stored state of the file (`meta/written.rs`) and by the changes since
+//! the server started (`files/newer.rs`). So the order of the answers decides between two changes, in whatever order the clients come back, and a
+//! change that an earlier server answered never overwrites one of this server.
 //!
 //! # Failure
-//! A change is not made over something newer. If the newer change came after the death of the server that answered this one, the
-//! client is told of the loss (`true`); a change that was overtaken before is no loss.
+//! A change is not made over something newer. If the newer change was made after the death of the server that answered this one, the client is told
+//! of the loss (`true`). A change that was overwritten before that is no loss.
 
 use super::{Changed, WriteAt, allocate_for, write_for};
 use crate::files::{FileRegion, Files};
@@ -46,7 +46,7 @@ pub async fn begin_change<'f>(
 }
 
 impl Changing<'_> {
-    /// It is done: these bytes have other contents, and the file's counter was `change` then.
+    /// Ends it: these bytes have other contents now, and the file's change counter was `change` after the change.
     pub fn done(self, change: u64, bytes: Range<u64>) {
         self.files.newer.changed(self.file.ino(), bytes.start, bytes.end);
         let is_to_be_committed = self.file.change_bookkeeping(|state| {
@@ -59,7 +59,7 @@ impl Changing<'_> {
     }
 }
 
-/// Makes a client's change again where nothing newer stands. `set_length` makes the file end there. Whether some of it is lost.
+/// Restores a client's change wherever nothing newer is in place. `set_length` sets the file's length. Returns whether some of the change is lost.
 ///
 /// # Errors
 /// As writing, allocating, and growing.
@@ -76,7 +76,7 @@ pub async fn restore(
     let _alone = file.changes.write().await;
     file.usable()?;
     let ino = file.ino();
-    // Space that was taken has the counter of the change before it, which was the same client's or is older, and goes over that.
+    // A reservation has the counter of the change before it. That change was the same client's or is older, so the reservation may be made over it.
     let is_reserve = matches!(what, Restored::Allocate { how: Allocate::Reserve { .. }, .. });
     let as_if = ClientChange { change: by.change + u64::from(is_reserve), ..by };
     let judge = |range| {
@@ -89,14 +89,15 @@ pub async fn restore(
     let range = match what {
         Restored::Bytes { offset, bytes } => (offset, offset.saturating_add(bytes.len() as u64)),
         Restored::Allocate { offset, len, .. } => (offset, offset.saturating_add(len)),
-        // What was behind the end was cut off, whether the file was longer or not: others may bring it back.
+        // All bytes behind the end were cut off, whether the file was longer or not: other clients may restore some there.
         Restored::End(size) => (size, u64::MAX),
     };
     let (mut is_restored, mut lost) = (false, false);
     for (from, to, verdict) in judge(range)? {
         match (verdict, what) {
             (Verdict::Overtaken, _) => continue,
-            // Space was taken and no byte was another, so its counter is the one of what was there before, of whatever life.
+            // A reservation changes no bytes, so its counter is that of an earlier change, in whatever life of the server. It is no loss if the file
+            // is long enough.
             (Verdict::Lost, Restored::Allocate { how: Allocate::Reserve { keep_size }, .. })
                 if keep_size || to <= file.size() =>
             {
@@ -113,7 +114,7 @@ pub async fn restore(
             (Verdict::Restore, Restored::Allocate { how, .. }) => {
                 allocate_for(files, disk, file, (from, to - from), how, None).await?;
             }
-            // What is newer and stands behind the end keeps the file as long as it reaches.
+            // Newer bytes behind the end keep the file as long as they reach.
             (Verdict::Restore, Restored::End(_)) if to == u64::MAX => {
                 if file.size() > from {
                     set_length(from).await?;
@@ -134,7 +135,7 @@ pub async fn restore(
     if let Restored::End(size) = what
         && file.size() < size
     {
-        // A cut may be stored without what had made the file so long.
+        // A cut may be stored without the changes that had made the file longer.
         for (_, _, verdict) in judge((size - 1, size))? {
             lost |= verdict == Verdict::Lost;
             if verdict == Verdict::Restore {
@@ -144,7 +145,7 @@ pub async fn restore(
         }
     }
     if is_restored {
-        // All of it: of what is said to be restored nothing is restored again.
+        // Noted with the counter of the whole change, because a change that was noted as restored is not restored again.
         file.change_bookkeeping(|state| state.note_restored(by));
         files.list_dirty(file);
     }
@@ -154,7 +155,7 @@ pub async fn restore(
     Ok(lost)
 }
 
-/// Whether it gives bytes other contents.
+/// Whether the change gives bytes other contents.
 fn gives_contents<B>(what: &Restored<B>) -> bool {
     use Allocate::{PunchHole, ZeroRange};
     matches!(

@@ -1,7 +1,7 @@
-//! `SEEK_DATA` and `SEEK_HOLE`: unwritten space is a hole, the end of the file is one, too.
+//! `SEEK_DATA` and `SEEK_HOLE`. Unwritten space is a hole, and so is the end of the file.
 //!
-//! A file may have as many pieces as pages, all to be passed over: they are looked at some at a time, and others' requests come in
-//! between. A change meanwhile is seen or not, piece by piece, as by a reader.
+//! A file may have as many pieces as pages, and a search may have to go through all of them. It examines a few at a time, and other requests get
+//! their turn in between. A concurrent change is seen or not, piece by piece, as by a reader.
 
 use crate::files::FileRegion;
 use crate::files::range_table::Search;
@@ -9,8 +9,8 @@ use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rpc::SeekFor;
 use cuttlefs_common::status::Status;
 
-/// Pieces looked at before others on the worker have their turn, and whoever wants the file's state: some ten microseconds. Few in
-/// tests, so that they have steps.
+/// Pieces that are examined before other tasks of the worker, and others that want the file's state, get their turn: some ten microseconds. Few in
+/// tests, so that searches have several steps.
 pub(super) const PIECES_A_STEP: usize = if cfg!(test) { 2 } else { 512 };
 
 /// Finds the first byte of data or of a hole at or after `offset`.
@@ -29,7 +29,7 @@ pub async fn seek(file: &FileRegion, offset: u64, seek: SeekFor) -> Result<u64, 
     }
 }
 
-/// Searches from `page` on; what is found is a byte.
+/// Searches a bounded number of pieces from `page` on. The result is in bytes.
 fn step(file: &FileRegion, offset: u64, page: u64, seek: SeekFor) -> Result<Search, Status> {
     file.usable()?;
     let state = file.state();

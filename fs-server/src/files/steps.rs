@@ -1,17 +1,17 @@
-//! Parts of a mapping that one batch changes: so that no batch, and no wait for one, grows with a file.
+//! The parts of a mapping that one batch changes. They bound the size of a batch, and the wait for one, however large the file is.
 
 use crate::files::range_table::{Piece, RangeTable};
 use crate::meta::RangeUpdate;
 use cuttlefs_common::ids::FilePage;
 
-/// Pieces of a step. Few in tests, so that they have steps.
+/// Most pieces of a step. Few in tests, so that changes have several steps.
 pub(super) const STEP_PIECES: usize = if cfg!(test) { 2 } else { crate::meta::REAP_BATCH_EXTENTS };
 
-/// The pieces of a range, in parts.
+/// A range of a file in steps.
 #[derive(Debug, Default)]
 pub(super) struct Steps(Vec<Step>);
 
-/// A part of a range and what it holds.
+/// A part of a range, and its pieces.
 #[derive(Debug)]
 pub(super) struct Step {
     pub first: u64,
@@ -20,14 +20,14 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// The change that takes all of it away.
+    /// The change that removes all pieces of the step.
     pub(super) fn removal(&self) -> RangeUpdate {
         RangeUpdate { first: FilePage(self.first), end: FilePage(self.end), extents: Vec::new() }
     }
 }
 
 impl Steps {
-    /// What `[first, end)` of a file holds; nothing if that is nothing. Together the parts are all of the range.
+    /// The steps for `[first, end)` of a file; none if the range has no pieces. Together they cover the range.
     pub(super) fn of(table: &RangeTable, first: u64, end: u64) -> Self {
         let pieces: Vec<Piece> = table.pieces_in(first, end.max(first)).collect();
         let mut steps: Vec<Step> = pieces
@@ -43,13 +43,13 @@ impl Steps {
         Self(steps)
     }
 
-    /// Whether the range holds nothing.
+    /// Whether the range has no pieces.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The last pages first. So what a step leaves of removed records in the store is behind all that the next ones look
-    /// through.
+    /// The steps from the end of the file to its beginning, so that the removed records that a step leaves in the store lie behind all records that
+    /// the next ones read.
     pub(super) fn last_first(self) -> impl ExactSizeIterator<Item = Step> {
         self.0.into_iter().rev()
     }

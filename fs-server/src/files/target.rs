@@ -1,18 +1,17 @@
-//! Target translation: the NIC engine's reads of a file without an RPC worker (DESIGN section 2).
+//! Target translation: the NIC engine's reads of a file without an RPC worker.
 //!
-//! The policy decides what the engine reads from: frames, here, or the mapped pool (`faulting`).
+//! The policy decides from where the engine reads: from frames (here), or from the mapped pool (`faulting`).
 //!
 //! # How it works
-//! The filekey gives the file. Under the mapping's read lock, held for moments, every page of the request is looked up
-//! together with its residency entry. An entry that was loaded while the page belonged to the file, and did not move
-//! until the copy was done, proves that the copy is this file's page. Then the bytes are copied without any lock and
-//! validated one page at a time. A page on SSD, or one that will not hold still, becomes the magic pattern. Where all
-//! pages are in frames no client looks for the pattern: there the engine waits a moment for such a page, or refuses the
+//! The filekey gives the file. Under the mapping's read lock, held for moments, every page of the request is looked up together with its residency
+//! entry. If an entry was loaded while the page belonged to the file, and did not move until the copy was done, the copy is this file's page. So the
+//! bytes are copied without any lock and validated one page at a time. A page on SSD, or one that keeps changing, is answered with the magic pattern.
+//! Under policies that keep all pages in frames clients do not look for the pattern: there the engine waits a moment for such a page, or refuses the
 //! READ.
 //!
 //! # Failure
-//! A bad filekey or right is `RemoteAccess`, a policy without one-sided reads `RemoteInvalid`, a page that should be in a
-//! frame and is not `RemoteOperation`.
+//! `RemoteAccess` for a bad filekey or right, `RemoteInvalid` under a policy without one-sided reads, `RemoteOperation` for a page that should be in
+//! a frame and is not.
 
 use super::{FileRegion, Files};
 use crate::pages::policy::Exposure;
@@ -22,18 +21,18 @@ use cuttlefs_common::rdma::{FileRead, FileTarget, FileWrite, RegionOwner, WcStat
 use cuttlefs_common::region::{PagePart, divide};
 use std::sync::Arc;
 
-/// How often a page that changed during its copy is copied again before the pattern is sent instead. A write takes
-/// less than a microsecond; who meets three in a row had better ask by RPC.
+/// How often a page that changed during its copy is copied again before the pattern is sent instead. A write takes less than a microsecond, so a
+/// reader that meets several in a row had better ask by RPC.
 pub(super) const COPY_ATTEMPTS: usize = 4;
-/// The same where the pattern must not be sent: long enough for a writer that was interrupted between two
-/// instructions to be done, about a millisecond, during which the engine serves nobody else.
+/// The same under policies that must not send the pattern: about a millisecond, long enough for a writer that was interrupted between two
+/// instructions. The engine serves nobody else during that time.
 const PINNED_ATTEMPTS: usize = 10_000;
 
-/// A request's pages at one moment.
+/// The pages of a request at one moment.
 pub(super) struct Look {
-    /// Length of the file.
+    /// The length of the file.
     pub(super) size: u64,
-    /// Those before the end of the file.
+    /// The pages before the end of the file.
     pub(super) views: Vec<(PagePart, PageView)>,
 }
 
@@ -45,7 +44,7 @@ impl Files {
     ) -> Result<Arc<FileRegion>, WcStatus> {
         match self.resolve(owner, filekey) {
             Ok((file, rights)) if rights.read && !file.is_reaped() => {
-                // Where nobody looks for the pattern the READ is refused, and the client asks by RPC.
+                // Under policies without the pattern the READ is refused, and the client asks by RPC.
                 if file.is_closed() && self.pages.policy().exposure != Exposure::Magic {
                     return Err(WcStatus::RemoteOperation);
                 }
@@ -55,8 +54,8 @@ impl Files {
         }
     }
 
-    /// Copies one page's part, looking it up again as long as it will not hold still. Returns the file's length as of
-    /// the last look, and whether it is there or is the pattern.
+    /// Copies one page's part, and looks it up again as long as it keeps changing. Returns the file's length as of the last lookup, if there was one,
+    /// and `false` if the part has the pattern instead of bytes.
     fn read_part(
         &self,
         file: &FileRegion,
@@ -101,7 +100,7 @@ impl Files {
         Look { size: state.size, views }
     }
 
-    /// Reads past the end.
+    /// Answers a read past the end.
     fn read_nothing(&self, owner: RegionOwner, filekey: FileKey, out: &mut [u8]) -> Result<usize, WcStatus> {
         self.file_to_read(owner, filekey)?;
         out.fill(0);
@@ -118,7 +117,7 @@ impl Files {
     ) -> Result<usize, WcStatus> {
         let file = self.file_to_read(owner, filekey)?;
         if file.is_closed() {
-            // Not one page is there: who asks by RPC is told.
+            // All pages are answered with the pattern, and the client gets the error when it asks by RPC.
             divide(offset, out.len()).for_each(|part| {
                 let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
                 self.pages.magic().fill(part.offset_in_page, target);
@@ -138,12 +137,12 @@ impl Files {
             add(&self.pages.counters.target_magic_reads, 1);
         }
         out[wanted..].fill(0);
-        // The file may have been cut while this went on; then so is the answer.
+        // The file may have been cut meanwhile; then the answer is shorter.
         Ok((size.saturating_sub(offset) as usize).min(wanted))
     }
 }
 
-/// Looked at before anything is computed with a peer's numbers.
+/// Checked before anything is computed with a peer's numbers.
 fn is_past_any_file(offset: u64, len: usize) -> bool {
     offset.checked_add(len as u64).is_none_or(|end| end > MAX_FILE_SIZE)
 }
@@ -224,7 +223,8 @@ impl FileTarget for Files {
         if !pages.is_multiple_of(8) {
             out[pages / 8] = (1 << (pages % 8)) - 1;
         }
-        // Everything counts as there but what has bytes that are not: one walk over the pieces, not a search a page.
+        // All bits are set first, and those of pages with bytes that are not resident are cleared. That takes one walk over the pieces instead of a
+        // search for each page.
         for piece in state.table.pieces_in(first_page, end).filter(|piece| piece.state.has_bytes()) {
             for page in piece.first..piece.end() {
                 let pool = PoolPage(piece.pool + (page - piece.first));

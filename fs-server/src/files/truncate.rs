@@ -1,26 +1,26 @@
 //! Truncate: changes a file's length together with its other attributes, in one batch of the store.
 //!
 //! # How it works
-//! The truncation has the file to itself, with no write-back of it under way. It prepares the change of the durable record and
-//! hands it to the caller's `commit`, which puts it into the same batch as the attributes. Only then the mapping changes, clients
-//! see a new generation, and the pages leave. The durable length never grows past the bytes on SSD: growth over bytes that are not
-//! there yet becomes durable with the next write-back.
+//! The truncation has the file to itself, with no write-back of it under way. It prepares the change of the durable record and hands it to the
+//! caller's `commit`, which puts it into the same batch as the attributes. Only then does the mapping change, clients see a new generation, and the
+//! pages leave the file. The durable length never grows past the bytes on SSD: growth over bytes that are not there yet becomes durable with the next
+//! write-back.
 //!
 //! # A cut in steps
-//! A file in very many pieces loses them in several batches, the last pages first, so that no other request waits for one file.
-//! The first batch is the caller's: it has the length, the note that the request was done, and a record that a cut has begun
-//! (`Cut`). From then on the rest is invisible; its pages stay the file's until the batch that takes them away. The file's locks
-//! are held throughout, so nothing is written behind the new end before the last step.
+//! A file in very many pieces loses them in several batches, the last pages first, so that no other request waits for one file. The first batch is
+//! the caller's: it has the length, the note that the request was done, and a record that a cut has begun (`Cut`). From then on the rest is
+//! invisible. Its pages stay the file's until the batch that removes them. The file's locks are held throughout, so that nothing is written behind
+//! the new end before the last step.
 //!
-//! | the server dies | the next one |
+//! | the server dies | the next server |
 //! | --- | --- |
-//! | before the first batch | knows nothing of it; the client sends the request again |
-//! | between two | finishes the cut when it opens the metadata, before it serves any client; the request is known to be done |
-//! | after the last | has nothing to do |
+//! | before the first batch | has no trace of it; the client sends the request again |
+//! | between two batches | finishes the cut when it opens the metadata, before it serves any client; the request is known to be done |
+//! | after the last batch | has nothing to do |
 //!
 //! # Failure
-//! If `commit` fails nothing is changed. If a later step fails, or its future is dropped, the file's contents cannot be changed
-//! until the next start has finished the cut: it would take away bytes written behind the end.
+//! If `commit` fails, nothing is changed. If a later step fails, or its future is dropped, the file's contents are closed until the next start has
+//! finished the cut: the rest of the cut would remove bytes that were written behind the end meanwhile.
 
 use super::detach::{detach, end_is_inside_bytes};
 use super::steps::{self, Steps};
@@ -35,11 +35,11 @@ use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// Sets the length. `commit` is called once, in the middle, and must put the given change and whatever belongs to the
-/// same operation into one batch, with the answer to whoever asked for it.
+/// Sets the length. `commit` is called once, in the middle. It must put the given change and the rest of the operation, with the request's answer,
+/// into one batch.
 ///
 /// # Errors
-/// `TooLarge`, `Stale`, `Io`, and whatever `commit` says.
+/// `TooLarge`, `Stale`, `Io`, and those of `commit`.
 pub async fn truncate(
     files: &Files,
     disk: &dyn Disk,
@@ -50,7 +50,8 @@ pub async fn truncate(
     set_length(files, disk, file, new_size, By::Client, commit).await
 }
 
-/// Sets the length as a client has it restored. That says nothing of what others had changed before and may still restore.
+/// Sets the length for a client that restores it. Other clients may still restore older changes behind the end, so the commit does not say that it
+/// covers these.
 ///
 /// # Errors
 /// As `truncate`.
@@ -64,12 +65,12 @@ pub async fn restore_length(
     set_length(files, disk, file, new_size, By::Restoring, commit).await.map(drop)
 }
 
-/// Whose change it is.
+/// The origin of a change of length.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// A client's: it comes behind all that was done before.
+    /// A client asks for it now: it is newer than everything before.
     Client,
-    /// One of an earlier life of the server.
+    /// A client restores it: it was done by an earlier server.
     Restoring,
 }
 
@@ -86,8 +87,8 @@ async fn set_length(
         return Err(Status::TooLarge);
     }
     let _alone = file.order.write().await;
-    // The store knows of one cut that it has without all that came before it, of this life of the server or an earlier one. A higher
-    // one would hide what was written between the two; while that is written back, nobody may write more of it.
+    // The store remembers one cut, the lowest, which may be durable without the changes before it. A second cut at a higher offset would hide changes
+    // that were written between the two. So these are written back first, while nobody can write more.
     let cut_before = files.meta.written(file.ino())?.cut;
     if new_size < file.size() && cut_before.is_some_and(|cut| cut.size < new_size) {
         write_back(files, disk, std::slice::from_ref(file), false).await?;
@@ -99,7 +100,7 @@ async fn set_length(
     }
     let (size, durable_size, whole, all) = {
         let state = file.state();
-        // On SSD down to the zeros of the last page's tail: then growth can be durable at once.
+        // Everything is on SSD, down to the zeros behind the end in the last page, so growth can be durable at once.
         let whole = state.table.fresh_pages() == 0 && state.durable_size == state.size && !state.uncommitted;
         let all = state.table.fresh_pages() == 0 && !state.uncommitted;
         (state.size, state.durable_size, whole, all)
@@ -120,7 +121,7 @@ async fn set_length(
     let first_step = steps.next();
     let ranges: Vec<RangeUpdate> = first_step.iter().map(steps::Step::removal).collect();
     let step_mark = if steps.len() > 0 { CutStep::From(FilePage(end_page)) } else { CutStep::Unchanged };
-    // What makes a file longer takes nobody's bytes.
+    // A change that makes the file longer overwrites nobody's bytes.
     let covers = if shrinks && !is_restored { Covers::Cut { all } } else { Covers::Nothing };
     let cut = commit(DataCommit {
         covers,
@@ -158,7 +159,7 @@ async fn set_length(
     files.meta.note_data(file.ino(), note)
 }
 
-/// A cut of which a step was committed, and not the last.
+/// A cut of which a step was committed, and the last step was not.
 struct CutUnderWay<'a> {
     files: &'a Files,
     file: &'a Arc<FileRegion>,

@@ -1,17 +1,14 @@
-//! Write: puts bytes into a file (DESIGN section 4).
+//! Write: puts bytes into a file.
 //!
 //! # How it works
-//! A write that only overwrites bytes the file has shares the file with others of its kind; the pages' block locks order them. Any
-//! other write has the file for itself: it takes space first, then places the bytes in pages that no reader can see yet, then maps
-//! them and moves the length, so that a reader sees a page either without or with all of its bytes. Nothing is durable when it
-//! returns.
+//! A write that only overwrites existing bytes shares the file with other such writes; the pages' block locks order them. Any other write has the
+//! file to itself: it allocates space first, then puts the bytes into pages that no reader can see yet, then maps these and changes the length, so
+//! that a reader sees a page either without or with all of its bytes. Nothing is durable when it returns.
 //!
-//! The bytes, the counter for them, and the request's answer come to the file under one lock: a sync of the file takes along all
-//! three or none.
+//! The bytes, their change counter and the request's answer are added to the file under one lock, so that a sync of the file has all three or none.
 //!
 //! # Failure
-//! `NoSpace` before anything is changed. After a failed direct write or read, new pages are given back, and pages that
-//! were overwritten may hold new bytes.
+//! `NoSpace` before anything is changed. After a failed direct write or read, new pages are given back, and overwritten pages may have new bytes.
 
 use super::detach::{end_is_inside_bytes, take_holes, undo_allocation, vacate_pieces};
 use super::write_back::relieve;
@@ -27,38 +24,38 @@ use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// Where a write goes.
+/// The place of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteAt {
-    /// There.
+    /// At this offset.
     Offset(u64),
-    /// At the end of the file, wherever that is by then (`O_APPEND`).
+    /// At the end of the file as of then (`O_APPEND`).
     End,
 }
 
-/// A done write.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Where the bytes went.
+    /// The offset of the bytes.
     pub offset: u64,
-    /// How many; all of them.
+    /// The number of bytes: all of them.
     pub len: u32,
-    /// The file's attributes now.
+    /// The file's attributes after the write.
     pub attr: Attr,
 }
 
-/// The request that a write is made for, and what it is answered when that is done.
+/// The request of a write, and a function that makes its answer from the result.
 pub type Asked<'a> = (RequestId, &'a dyn Fn(&Written) -> Answer);
 
 impl Written {
-    /// What the request of a write is answered.
+    /// The answer to the request of a write.
     pub fn answer(&self) -> Answer {
         let Self { offset, len, attr } = *self;
         Answer::Written { offset, len, size: attr.size, change: attr.change }
     }
 }
 
-/// A write under way.
+/// The context of a write.
 #[derive(Clone, Copy)]
 struct Writing<'w> {
     files: &'w Files,
@@ -68,7 +65,7 @@ struct Writing<'w> {
     asked: Option<Asked<'w>>,
 }
 
-/// Writes all of `source`. The answer to the request, if there is one, becomes durable with the bytes: it is not done twice.
+/// Writes all of `source`. The answer to the request, if there is one, becomes durable with the bytes, so that the write is not done twice.
 ///
 /// # Errors
 /// `Invalid` (longer than one transfer), `TooLarge`, `NoSpace`, `Stale`, `Io`.
@@ -115,7 +112,7 @@ pub(super) fn end_of(offset: u64, len: usize) -> Result<u64, Status> {
     offset.checked_add(len as u64).filter(|end| *end <= MAX_FILE_SIZE).ok_or(Status::TooLarge)
 }
 
-/// The changes of a write over pages that all have bytes; `None` if one has none.
+/// The page changes of a write to pages that all have bytes; `None` if one of them has none.
 pub(super) fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<Vec<PageChange>> {
     divide(offset, len)
         .map(|part| {
@@ -133,7 +130,7 @@ pub(super) fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<V
 }
 
 impl Writing<'_> {
-    /// It was done, and clients see it: the next write-back says so.
+    /// Notes that the write was done, for clients and for the next write-back.
     fn done(&self, state: &mut FileState, offset: u64, note: NoteData) -> Result<Written, Status> {
         state.uncommitted = true;
         let attr = self.files.note_changed(self.file, note)?;
@@ -144,7 +141,7 @@ impl Writing<'_> {
         Ok(written)
     }
 
-    /// Overwrites bytes the file has. The caller shares the file's order, so the mapping stays.
+    /// Overwrites existing bytes. The caller shares the file's order, so the mapping stays.
     async fn overwrite(&self, offset: u64) -> Result<Written, Status> {
         let Self { files, disk, file, source, .. } = *self;
         file.usable()?;
@@ -157,12 +154,12 @@ impl Writing<'_> {
                 Err(status)
             }
         });
-        // After the change: a write-back that takes the file off the list looks at it afterwards.
+        // After the change: a write-back that takes the file off the list sees the change.
         files.list_dirty(file);
         written
     }
 
-    /// Writes with the file to itself: over holes, unwritten pages, the end.
+    /// Writes with the file to itself: over holes, over unwritten pages, past the end.
     async fn extend(&self, offset: u64) -> Result<Written, Status> {
         let Self { files, disk, file, source, .. } = *self;
         let end = end_of(offset, source.len())?;
@@ -202,7 +199,7 @@ impl Writing<'_> {
             let mut note = NoteData::default();
             if end > state.size {
                 state.size = end;
-                // The new last page was zeros, or the old last page whose tail is zeros by now.
+                // The last page is a new one, or the old one whose tail is zeros by now.
                 state.tail_is_zero = true;
                 note.size = Some(end);
             }
@@ -211,7 +208,7 @@ impl Writing<'_> {
                 state.table.set_state(piece.first, piece.end(), PieceState::Fresh);
             }
             note.allocated_pages = Some(state.table.allocated_pages());
-            // Before anybody is told of the new counter: what he then reads is what it stands for.
+            // Before anybody learns the new change counter, so that whoever reads then sees the change.
             if new.is_empty() && converted.is_empty() {
                 state.show_size(files.file_table());
             } else {
@@ -224,7 +221,7 @@ impl Writing<'_> {
     }
 }
 
-/// Notes that a request was done that changed the file, with this counter: the next write-back says so.
+/// Notes that a request was done that changed the file, with its counter, for the next write-back.
 pub(super) fn note_done(
     files: &Files,
     file: &Arc<FileRegion>,
@@ -236,15 +233,14 @@ pub(super) fn note_done(
     files.list_dirty(file);
 }
 
-/// Something was changed that the store does not know: on the list with it.
+/// Notes that the file has a change that the store does not have, and lists the file for write-back.
 pub(super) fn note_modified(files: &Files, file: &Arc<FileRegion>) {
     file.change_bookkeeping(|state| state.uncommitted = true);
-    // After the change: a write-back that takes the file off the list looks at it afterwards.
+    // After the change: a write-back that takes the file off the list sees the change.
     files.list_dirty(file);
 }
 
-/// Makes the bytes of the last page past the end zeros, before the file grows over them. The caller has the file for
-/// itself.
+/// Zeros the bytes of the last page past the end, before the file grows over them. The caller has the file to itself.
 pub(super) async fn zero_tail(files: &Files, disk: &dyn Disk, file: &Arc<FileRegion>) -> Result<(), Status> {
     let change = {
         let state = file.state();
@@ -273,7 +269,7 @@ pub(super) async fn zero_tail(files: &Files, disk: &dyn Disk, file: &Arc<FileReg
     Ok(())
 }
 
-/// The changes of a write over any pages; `new` and `converted` are those without bytes as yet.
+/// The page changes of a write to any pages; `new` and `converted` are the pages that have no bytes yet.
 fn plan(state: &FileState, offset: u64, len: usize, new: &[Piece], converted: &[Piece]) -> Vec<PageChange> {
     let without_bytes = |page: u64| {
         [new, converted].into_iter().find_map(|pieces| {

@@ -1,21 +1,20 @@
 //! Write-back: makes file contents durable, in groups (docs/recovery.md, "What is durable when").
 //!
 //! # The four steps of a group
-//! 1. dirty frames to SSD;
+//! 1. dirty frames are written to SSD;
 //! 2. one data sync, shared by all groups that are this far (`DataSync`);
-//! 3. one batch: fresh extents as written, lengths; images of the files' pages go;
-//! 4. for fsync, `flush` of the store.
+//! 3. one batch: fresh extents become written, lengths are set, images of the files' pages are removed;
+//! 4. for fsync, a flush of the store.
 //!
-//! An fsync of few pages goes another way, and its pages come here later (`images`).
+//! An fsync of few pages goes another way, and its pages are written back here later (`images`).
 //!
-//! The contents of a group are fixed at its start, file by file, in a snapshot under the mapping's lock; writes go on meanwhile
-//! and are for the next group. `settle` keeps pages from leaving a file between its snapshot and its commit.
+//! The contents of a group are fixed at its start, file by file, in a snapshot under the mapping's lock. Later writes belong to the next group.
+//! `settle` keeps pages from leaving a file between its snapshot and its commit.
 //!
 //! # Failure
-//! A file with a page that could not be written is left out of the commit and stays on the list. So do all pages that were taken
-//! and not committed, also if the future is dropped or its task dies (`Taken`, `Listed`): a later fsync cannot find an empty list
-//! and report success. A failed data sync is final: the contents of the SSD are unknown, so every write-back fails until the
-//! server is restarted.
+//! A file with a page that could not be written is left out of the commit and stays on the list. So do all pages that were taken and not committed,
+//! also if the future is dropped or its task panics (`Taken`, `Listed`): a later fsync cannot find an empty list and report success. A failed data
+//! sync is final: the contents of the SSD are unknown, so every write-back fails until the server is restarted.
 
 use super::file_region::DirtyPage;
 use super::range_table::{Piece, PieceState, RangeTable};
@@ -33,28 +32,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long written bytes stay in memory only, at most, if the disk keeps up.
+/// How long written bytes stay in memory only, if the disk keeps up.
 pub const WRITE_BACK_INTERVAL: Duration = Duration::from_secs(1);
-/// Files of one group at most: bounds the batch of the store and how many files are kept from shrinking meanwhile.
+/// Most files of one group. That bounds the store's batch, and how many files cannot shrink meanwhile.
 const MAX_GROUP_FILES: usize = 256;
-/// Runs of pages that become free together: who allocates meanwhile waits for no more.
+/// Runs of pages that become free together. Allocations meanwhile wait for these at most.
 const RELEASE_BATCH: usize = 4096;
 
-/// Files that wait for write-back at most before writers help: bounds the memory a flood of small files takes.
+/// Most files that wait for write-back before writers help. That bounds the memory that a flood of small files takes.
 const MAX_DIRTY_FILES: usize = 16 * 1024;
 
-/// The files that there is something to write back of.
+/// The files that wait for write-back.
 #[derive(Debug, Default)]
 pub(super) struct DirtyFiles {
     /// By inode, so that groups are taken in lock order.
     list: Mutex<BTreeMap<InodeNo, Arc<FileRegion>>>,
-    /// Held while files that were taken off the list are being written back: shared by writers that help, alone by
-    /// whoever must know that nothing is left. Taken before any other lock.
+    /// Held while files that were taken off the list are being written back: shared by writers that help, exclusive for a write-back that must not
+    /// leave anything out. Taken before any other lock.
     sweep: RwLock<()>,
 }
 
 impl DirtyFiles {
-    /// How many there are.
+    /// The number of files.
     pub(super) fn len(&self) -> usize {
         self.list.lock().len()
     }
@@ -66,19 +65,19 @@ impl DirtyFiles {
         }
     }
 
-    /// The inode is gone.
+    /// Removes an inode that is gone.
     pub(super) fn remove(&self, ino: InodeNo) {
         self.list.lock().remove(&ino);
     }
 }
 
-/// What of one file a group makes durable, taken from the file. However the group ends, what was not committed goes back: a later
-/// write-back of the file finds it, and does not say "done" of what nobody wrote.
+/// The changes of one file that a group makes durable, taken from the file. Changes that were not committed are given back when this is dropped, so
+/// that a later write-back of the file finds them and does not report success without them.
 pub(super) struct Taken<'a> {
     files: &'a Files,
     file: &'a Arc<FileRegion>,
     pub(super) commit: DataCommit,
-    /// The fresh ranges the commit covers.
+    /// The fresh ranges that the commit covers.
     fresh: Vec<(u64, u64)>,
     pub(super) dirty: BTreeMap<FilePage, DirtyPage>,
     was_written_directly: bool,
@@ -86,8 +85,8 @@ pub(super) struct Taken<'a> {
 }
 
 impl<'a> Taken<'a> {
-    /// Takes a file's snapshot; `None` if there is nothing to make durable. The caller has the file settled, and has written all
-    /// that was dirty to its place before it commits.
+    /// Takes a file's snapshot; `None` if there is nothing to make durable. The caller has settled the file, and writes all dirty pages to their
+    /// places before it commits.
     fn from(files: &'a Files, file: &'a Arc<FileRegion>) -> Option<Self> {
         // A page is on the list before the mapping shows it.
         file.change_bookkeeping(|state| {
@@ -106,7 +105,7 @@ impl<'a> Taken<'a> {
         })
     }
 
-    /// The state as it is, with these pages off the list. No image is put or removed.
+    /// The state as it is, with these pages taken off the list. No image is put or removed.
     pub(super) fn of(
         files: &'a Files,
         file: &'a Arc<FileRegion>,
@@ -125,7 +124,7 @@ impl<'a> Taken<'a> {
         Self { files, file, commit, fresh, dirty, was_written_directly: false, is_committed: false }
     }
 
-    /// The store has it.
+    /// Notes that the store has the commit.
     pub(super) fn committed(&mut self) {
         self.is_committed = true;
         self.file.change_bookkeeping(|state| {
@@ -156,7 +155,7 @@ impl Drop for Taken<'_> {
             state.is_written_directly |= self.was_written_directly;
             state.has_images |= self.commit.images == Images::Drop;
             for done in std::mem::take(&mut self.commit.done) {
-                // A later one of the slot says that this one was answered.
+                // A later request of the same slot implies that this one was answered.
                 state.done.entry((done.request.client, done.request.slot)).or_insert(done);
             }
             if let Covers::Changes { restored, .. } = std::mem::take(&mut self.commit.covers) {
@@ -167,12 +166,12 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// Fresh pieces as the store is told of them.
+/// Fresh pieces as changes of the store's extents.
 fn ranges_of(table: &RangeTable, fresh: &[Piece]) -> Vec<RangeUpdate> {
     let mut ranges: Vec<RangeUpdate> = Vec::new();
     for piece in fresh {
         let mut piece = *piece;
-        // With its written neighbours it is one extent in the store as well.
+        // A fresh piece and the written pieces next to it are one extent in the store.
         if let Some(before) = table.written_before(&piece) {
             piece.first = before.first;
             piece.pool = before.pool;
@@ -182,7 +181,7 @@ fn ranges_of(table: &RangeTable, fresh: &[Piece]) -> Vec<RangeUpdate> {
             piece.len += after.len;
         }
         match ranges.last_mut() {
-            // Two fresh pieces around one written piece claim it both.
+            // Two fresh pieces with one written piece between them both include that piece.
             Some(last) if last.end.0 > piece.first => {
                 let overlap = last.end.0 - piece.first;
                 let extent = last.extents.last_mut().expect("each range here has its extent");
@@ -199,10 +198,10 @@ fn ranges_of(table: &RangeTable, fresh: &[Piece]) -> Vec<RangeUpdate> {
     ranges
 }
 
-/// Makes everything written to these files so far durable in the store's batches, and with `flush` on its disk.
+/// Makes all changes of these files so far durable: in the store's batches, and with `flush` on its disk.
 ///
 /// # Errors
-/// `Io` if some page, the sync or the store failed; files that could be written are committed all the same.
+/// `Io` if a page, the sync or the store failed. Files that could be written are committed all the same.
 pub(super) async fn write_back(
     files: &Files,
     disk: &dyn Disk,
@@ -224,12 +223,12 @@ async fn write_back_group(files: &Files, disk: &dyn Disk, which: &[Arc<FileRegio
     if files.pages.data_sync.has_failed() {
         return Err(Status::Io);
     }
-    // In order of inode, as every group does.
+    // In the order of inodes, like every group.
     let mut settled = Vec::with_capacity(which.len());
     for file in which {
         settled.push(file.settle.lock().await);
     }
-    // Declared after `settled`, so that what goes back does so before anybody else settles these files.
+    // Declared after `settled`, so that uncommitted changes are given back before another task settles these files.
     let mut group: Vec<Taken<'_>> = which.iter().filter_map(|file| Taken::from(files, file)).collect();
     if group.is_empty() {
         return Ok(());
@@ -250,13 +249,13 @@ async fn write_back_group(files: &Files, disk: &dyn Disk, which: &[Arc<FileRegio
     result
 }
 
-/// Writes back every file there is something to write back of, then flushes the store: whatever was written before
-/// the call is durable when it returns, also what another write-back had begun with.
+/// Writes back all files that wait for it, then flushes the store: everything that was written before the call is durable when it returns, also if
+/// another write-back had begun with it.
 ///
 /// # Errors
 /// As `write_back`.
 pub async fn write_back_all(files: &Files, disk: &dyn Disk) -> Result<(), Status> {
-    // Alone: a file somebody else took off the list and has not finished is one the caller was promised, too.
+    // Exclusive, so that it waits for files that another write-back has taken off the list and not finished.
     let swept = files.dirty.sweep.write().await;
     let listed = Listed::take(files, usize::MAX);
     let result = write_back(files, disk, &listed.listed, true).await;
@@ -266,21 +265,21 @@ pub async fn write_back_all(files: &Files, disk: &dyn Disk) -> Result<(), Status
     result
 }
 
-/// Files that were taken off the list. However their write-back ends, whatever is not clean then is listed again.
+/// Files that were taken off the list. When this is dropped, those that are not clean are listed again.
 struct Listed<'a> {
     files: &'a Files,
     listed: Vec<Arc<FileRegion>>,
 }
 
 impl<'a> Listed<'a> {
-    /// Those with the lowest numbers first.
+    /// Takes the `most` files with the lowest numbers.
     fn take(files: &'a Files, most: usize) -> Self {
         let mut list = files.dirty.list.lock();
         let mut listed = Vec::new();
         while listed.len() < most
             && let Some((_, file)) = list.pop_first()
         {
-            // Cleared before anybody looks at the file: whoever changes it from now on lists it again.
+            // Cleared before the file is read: a later change lists it again.
             file.listed.store(false, Ordering::Release);
             listed.push(file);
         }
@@ -298,10 +297,10 @@ impl Drop for Listed<'_> {
     }
 }
 
-/// Flushes the store and gives out again what was quarantined before.
+/// Flushes the store, and frees the pages that were quarantined before.
 ///
 /// # Errors
-/// What the store says; then nothing is given out.
+/// As the flush; then no page is freed.
 pub async fn release_space(files: &Files) -> Result<(), Status> {
     let mark = files.space.quarantine_mark();
     files.committer.flush().await?;
@@ -311,14 +310,14 @@ pub async fn release_space(files: &Files) -> Result<(), Status> {
     Ok(())
 }
 
-/// Before a write adds to them: if too many frames are dirty or too many files wait, helps to write back. Holds no
-/// lock, so it cannot be in anybody's way; gives up after a while, so it cannot hang on a failing disk.
+/// Called before a write: if too many frames are dirty or too many files wait, helps to write back. It holds no lock, so it delays nobody else, and
+/// it stops after a while, so it cannot hang on a failing disk.
 pub(super) async fn relieve(files: &Files, disk: &dyn Disk) {
     files.pages.relieve(disk).await;
     if files.dirty.len() > MAX_DIRTY_FILES {
         let _swept = files.dirty.sweep.read().await;
         let listed = Listed::take(files, MAX_GROUP_FILES);
-        // A failure was logged, and the files will be on the list again.
+        // A failure was logged, and the files are on the list again.
         let _ = write_back(files, disk, &listed.listed, false).await;
     }
 }

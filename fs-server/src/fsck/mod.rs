@@ -1,5 +1,5 @@
-//! `cuttlefsd fsck`: checks whether a pool that is not being served is whole, and with `repair` makes it so. docs/fsck.md
-//! lists each finding and its repair.
+//! `cuttlefsd fsck`: checks whether a pool that is not being served is whole, and with `repair` repairs it. docs/fsck.md lists each finding and its
+//! repair.
 //!
 //! # How it works
 //! 1. The pool's lock, and every data file's superblock.
@@ -42,11 +42,11 @@ pub struct FsckOptions {
     pub checksums: bool,
     /// With `repair`: pages that rotted are served as they are from now on.
     pub accept_rotten: bool,
-    /// Where a copy of the metadata goes; the system's directory for temporary files if not given.
+    /// The directory for a copy of the metadata; the system's directory for temporary files if not given.
     pub scratch: Option<PathBuf>,
 }
 
-/// Why nothing could be checked.
+/// Why a pool could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum FsckError {
     /// The pool cannot be opened, and not because it is damaged.
@@ -63,18 +63,18 @@ pub enum FsckError {
     /// The metadata cannot be read or written.
     #[error("the metadata: {0}")]
     Meta(#[from] MetaError),
-    /// The pages cannot be.
+    /// The data files cannot be read or written.
     #[error("the data files: {0}")]
     Data(io::Error),
 }
 
-/// What is told on the way.
+/// A callback for progress: the stage, how much of it is done, and how much there is.
 pub type Progress<'a> = &'a mut dyn FnMut(&str, u64, u64);
 
-/// Checks a pool, and repairs it if that is asked for. `progress` gets what is done, how much of it, and of how much.
+/// Checks a pool, and repairs it if that is asked for. `progress` gets the stage, how much of it is done, and how much there is.
 ///
 /// # Errors
-/// [`FsckError`]: nothing can be said of the pool. What is wrong with it is in the report.
+/// [`FsckError`] if the pool could not be checked. Faults of the pool are in the report.
 pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, FsckError> {
     let mut report = Report::default();
     let intent = if options.repair { Intent::Serve } else { Intent::Look };
@@ -134,7 +134,7 @@ fn records(
     Ok(survey)
 }
 
-/// Before the number of the process whose scratch directory it is.
+/// Prefix of a scratch directory's name, which ends with the number of its process.
 const SCRATCH_PREFIX: &str = "cuttlefs-fsck-";
 
 /// Removes scratch directories of processes that were killed.
@@ -143,13 +143,13 @@ fn remove_left(base: &Path) {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix(SCRATCH_PREFIX)?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Another user's is not ours to remove.
+            // Directories of other users cannot be removed.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// A scratch directory; it goes with this.
+/// A scratch directory, removed when this is dropped.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -162,7 +162,7 @@ impl Drop for Scratch {
 
 type Opened = Result<(DiskStore, Option<Scratch>), StoreError>;
 
-/// The store, or why it cannot be opened.
+/// Opens the store, or reports why it cannot be opened.
 fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, FsckError> {
     let (path, scratch) = if options.repair {
         (opened.meta_dir(), None)
@@ -182,7 +182,7 @@ fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, F
     Ok(store.map(|store| (store, scratch)))
 }
 
-/// Whether a copy of `from` fits beside what is in `to`.
+/// Checks that a copy of `from` fits into the free space of the file system of `to`.
 fn check_room(from: &Path, to: &Path) -> io::Result<()> {
     let needed = file_bytes(from)?;
     let room = rustix::fs::statvfs(to)?;
@@ -194,7 +194,7 @@ fn check_room(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lengths of all files below a directory.
+/// The lengths of all files below a directory together.
 fn file_bytes(directory: &Path) -> io::Result<u64> {
     let mut bytes = 0u64;
     for entry in fs::read_dir(directory)? {
@@ -215,7 +215,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         } else if entry.file_type()?.is_file() {
             fs::copy(&path, &target)?;
         } else {
-            // It would be waited for, or has no end.
+            // Reading it might wait, or never end.
             let told = format!("{} is no regular file", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, told));
         }
@@ -224,7 +224,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 impl Finding {
-    /// A contradiction between records.
+    /// The finding for a contradiction between records.
     fn record(problem: &crate::meta::Problem) -> Self {
         let page = match problem.detail {
             Detail::Page(page, _) => Some(page),

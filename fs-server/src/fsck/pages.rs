@@ -1,4 +1,4 @@
-//! Every page that holds bytes against its checksum.
+//! Compares every page that holds bytes with its checksum.
 
 use super::report::{Finding, Report};
 use super::{FsckOptions, Progress};
@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Pages looked at at once: 1 MiB.
+/// Pages that are checked at a time: 1 MiB.
 const STEP_PAGES: u64 = 256;
 
 pub(super) fn check(
@@ -39,7 +39,7 @@ pub(super) fn check(
     let marks = Arc::new(StoredMarks(store.clone()));
     let marked = survey.marks.iter().copied();
     let sums = Arc::new(PageSums::new(layout, DEFAULT_CACHE_BYTES, runs, marked, marks.clone()));
-    // No IO names a frame.
+    // fsck uses no frames.
     let frames = Arc::new(SharedMemory::new("cuttlefs-fsck", PAGE_SIZE)?);
     let ring = Rc::new(UringDisk::new(opened.data_files().clone(), frames.clone())?);
     let disk = SummedDisk::new(ring.clone(), frames, sums);
@@ -60,7 +60,7 @@ pub(super) fn check(
     if options.repair {
         if options.checksums {
             while let Some(zone) = disk.next_recovering() {
-                // Pages that hold bytes have their sums by now, and of the others nobody wants any.
+                // Pages that hold bytes have their sums by now, and the other pages need none.
                 disk.recovered(&zone);
             }
         }
@@ -87,7 +87,7 @@ fn look(
             ring.block_on(disk.settle(pages.clone()))??;
         }
     }
-    // What a page with an image holds is what the image says.
+    // The bytes of a page with an image are those of the image.
     let judged = pages.zip(verdicts).filter(|(page, _)| !survey.images.contains(&PoolPage(*page)));
     for (page, verdict) in judged {
         let (kind, what) = match verdict {

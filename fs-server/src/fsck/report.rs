@@ -4,35 +4,35 @@ use cuttlefs_common::ids::InodeNo;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Findings that are kept with all they say; further ones are only counted.
+/// Findings that are kept in full; further ones are only counted.
 pub(super) const MOST_FINDINGS: usize = 10_000;
 
-/// Nothing wrong.
+/// Exit code: nothing is wrong.
 pub(super) const CLEAN: u8 = 0;
-/// Something was wrong, and all of it was repaired.
+/// Exit code: something was wrong, and all of it was repaired.
 pub(super) const CORRECTED: u8 = 1;
-/// Something is wrong.
+/// Exit code: something is wrong.
 pub(super) const UNCORRECTED: u8 = 4;
 
-/// One thing that is wrong.
+/// One fault of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Its name in docs/fsck.md.
     pub kind: &'static str,
-    /// The inode; 0 if it is no inode's.
+    /// The inode; 0 if the finding is not about an inode.
     pub ino: u64,
-    /// The file page or pool page, if it is about one.
+    /// The file page or pool page, if the finding is about one.
     pub page: Option<u64>,
-    /// What the file is called, where that is known.
+    /// The file's path, if it is known.
     pub path: Option<String>,
-    /// In words.
+    /// The finding in words.
     pub what: String,
-    /// What `--repair` does about it, if it can.
+    /// What `--repair` does about it, if it can do something.
     pub repair: Option<&'static str>,
 }
 
 impl Finding {
-    /// Of the pool as a whole; nothing can be done.
+    /// A finding about the pool as a whole, which cannot be repaired.
     pub(super) fn pool(kind: &'static str, what: String) -> Self {
         Self { kind, ino: 0, page: None, path: None, what, repair: None }
     }
@@ -50,44 +50,44 @@ impl Finding {
     }
 }
 
-/// What was found.
+/// All findings.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// What is wrong still.
+    /// Faults that are still there.
     pub left: Vec<Finding>,
-    /// What was repaired.
+    /// Faults that were repaired.
     pub repairs: Vec<Finding>,
-    /// How many more there were of each than are kept.
+    /// How many more faults and repairs there were than are kept.
     pub untold: u64,
     /// Inodes.
     pub inodes: u64,
     /// Directory entries.
     pub entries: u64,
-    /// Pages of the pool, those that extents name, and those whose checksums were verified.
+    /// Pages of the pool.
     pub pages: u64,
-    /// See `pages`.
+    /// Pages that extents name.
     pub used_pages: u64,
-    /// See `pages`.
+    /// Pages whose checksums were verified.
     pub verified_pages: u64,
     /// Pages that were being written when the server went down, or whose write failed: served as they are.
     pub unsettled_pages: u64,
-    /// Pages that were synced and are not in their places: the next start puts them there.
+    /// Pages whose synced bytes are in images; the next start writes these to their places.
     pub page_images: u64,
 }
 
 impl Report {
-    /// Files of whose pages some cannot be read.
+    /// The files with pages that cannot be read.
     pub(super) fn files_with_bad_pages(&self) -> BTreeSet<InodeNo> {
         let pages = self.left.iter().chain(&self.repairs).filter(|finding| finding.kind.ends_with("-page"));
         pages.map(|finding| InodeNo(finding.ino)).collect()
     }
 
-    /// Says of them what they are called: whoever restores them wants to know.
+    /// Adds the paths of files with such pages, for whoever restores them.
     pub(super) fn name_files(&mut self, paths: &BTreeMap<InodeNo, Vec<u8>>) {
         let pages =
             self.left.iter_mut().chain(&mut self.repairs).filter(|finding| finding.kind.ends_with("-page"));
         for finding in pages {
-            // Names may be of any bytes, and end a line.
+            // A name may have any bytes, also newlines.
             finding.path = paths.get(&InodeNo(finding.ino)).map(|path| match std::str::from_utf8(path) {
                 Ok(text) if !text.contains(char::is_control) => text.to_owned(),
                 _ => path.escape_ascii().to_string(),
@@ -114,7 +114,7 @@ impl Report {
         }
     }
 
-    /// As fsck(8) says.
+    /// The exit code, as fsck(8) defines it.
     pub fn exit_code(&self) -> u8 {
         match (self.left.is_empty(), self.repairs.is_empty()) {
             (false, _) => UNCORRECTED,
@@ -123,7 +123,7 @@ impl Report {
         }
     }
 
-    /// For programs.
+    /// The report for programs.
     pub fn json(&self) -> Value {
         let findings = self.repairs.iter().map(|finding| finding.json(true));
         json!({
@@ -141,7 +141,7 @@ impl Report {
         })
     }
 
-    /// For people: a line a finding, and one for the whole.
+    /// The report for people: a line for each finding, and one for the whole.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for finding in &self.repairs {

@@ -1,7 +1,7 @@
-//! The graph of waiters and holders: whether one more wait would close a circle (EDEADLK of fcntl(2)).
+//! The graph of waiters and holders: it tells whether one more wait would close a circle (EDEADLK of fcntl(2)).
 //!
-//! A holder that is a process with several threads, or an open file description, may have a thread that is free to give
-//! the lock up; like the kernel's, this detection does not know, and calls that a deadlock, too.
+//! A holder that is a process with several threads, or an open file description, may have another thread that can give the lock up. This detection
+//! does not know that, like the kernel's, and calls it a deadlock, too.
 
 use super::Holder;
 use super::table::{File, FileId};
@@ -9,13 +9,12 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockMode, LockRange, LockSpace};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Locks one look goes through; where more are in the way, one behind the other, that is no deadlock. The kernel stops after ten
-/// holders.
+/// Locks that one search goes through. If more locks are in the way, it finds no deadlock. The kernel stops after ten holders.
 const LOCKS_LOOKED_AT_MAX: usize = 10_000;
 
 type Wanted = (InodeNo, LockRange, LockMode);
 
-/// What each holder waits for, by the number of the wait. flock's waits are not here.
+/// The range locks that each holder waits for, by the number of the wait. flock has no deadlock detection.
 #[derive(Default)]
 pub(super) struct Waiting {
     by_holder: HashMap<Holder, BTreeMap<u64, Wanted>>,
@@ -37,7 +36,7 @@ impl Waiting {
         }
     }
 
-    /// Whether somebody who is in the way of a lock that `holder` wants waits, be it over others, for what `holder` has.
+    /// Whether a holder in the way of a lock that `holder` wants waits, directly or over other holders, for a lock of `holder`.
     pub(super) fn closes_circle(
         &self,
         holder: Holder,

@@ -40,29 +40,29 @@ use std::future::poll_fn;
 use std::task::Poll;
 use table::Table;
 
-/// Locks of one client: ten times what a database with a lock a page of its working set has. A list of so many is gone
-/// through in a tenth of a millisecond.
+/// Bound on the locks of one client: ten times those of a database that locks each page of its working set. A walk through such a list takes a tenth
+/// of a millisecond.
 pub(crate) const LOCKS_PER_CLIENT: usize = 16_384;
-/// Requests of one client that wait for locks, or whose end has not been told yet.
+/// Bound on the requests of one client that wait for locks or whose end it has not been told.
 pub(crate) const WAITS_PER_CLIENT: usize = 4096;
 
-/// How a request for a lock was answered.
+/// The answer to a request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// The lock is held.
     Granted,
-    /// It is waited for.
+    /// The request waits for the lock.
     Queued,
 }
 
-/// How giving a wait up ended.
+/// The outcome of giving a wait up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// Nobody waits any more.
+    /// The wait is over, without the lock.
     GivenUp,
-    /// It had ended before, so. Nobody has been told.
+    /// The wait had ended before, with this result, and the client had not been told.
     Ended(SettledLock),
-    /// There is no such wait: its end has been told.
+    /// There is no such wait: the client has been told of its end.
     Unknown,
 }
 
@@ -75,7 +75,7 @@ pub struct LockFigures {
     pub waiting: usize,
 }
 
-/// Who holds a lock: a client's session, and somebody in it.
+/// The holder of a lock: a client's session, and an owner in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Holder {
     session: u64,
@@ -93,10 +93,10 @@ impl Locks {
         Self { table: Mutex::new(Table::new(grace)) }
     }
 
-    /// Asks for a lock. A request that waits already under this name goes on waiting.
+    /// Asks for a lock. A request that already waits under this number goes on waiting.
     ///
     /// # Errors
-    /// `Locked` if somebody is in the way of who does not want to wait; `Deadlock`; `NoLocks`; `SessionExpired`.
+    /// `Locked` if another lock is in the way and the request is not blocking; `Deadlock`; `NoLocks`; `SessionExpired`.
     pub fn set(
         &self,
         session: &Session,
@@ -109,10 +109,10 @@ impl Locks {
         table.set(session.number().0, ino, lock, wait, blocking)
     }
 
-    /// Gives an owner's locks on a range up.
+    /// Gives up an owner's locks on a range.
     ///
     /// # Errors
-    /// `NoLocks` if that would leave more locks than there may be; `SessionExpired`.
+    /// `NoLocks` if that would split a lock and leave more locks than there may be; `SessionExpired`.
     pub fn clear(
         &self,
         session: &Session,
@@ -124,13 +124,13 @@ impl Locks {
         self.live(session)?.clear(Holder { session: session.number().0, owner }, ino, space, range)
     }
 
-    /// What is in the way of a lock.
+    /// The first lock in the way of this one, if there is one.
     pub fn test(&self, session: &Session, ino: InodeNo, lock: &Lock) -> TestedLock {
         self.table.lock().test(Holder { session: session.number().0, owner: lock.owner }, ino, lock)
     }
 
-    /// Takes a lock again that was held before the server restarted; whether it is held now. `recovering`: the client had
-    /// a session with the server before this one, so nobody else can have had the lock since.
+    /// Takes a lock again that was held before the server restarted. Returns whether it is held now. `recovering`: the client had a session with the
+    /// server before this one, so no other client can have had the lock since.
     ///
     /// # Errors
     /// `SessionExpired`.
@@ -144,7 +144,7 @@ impl Locks {
         Ok(self.live(session)?.reclaim(session.number().0, ino, lock, recovering))
     }
 
-    /// Gives a wait up.
+    /// Gives up a wait.
     ///
     /// # Errors
     /// `SessionExpired`.
@@ -152,7 +152,7 @@ impl Locks {
         Ok(self.live(session)?.cancel(session.number().0, wait))
     }
 
-    /// Resolves when waits of the session have ended, or the session or the server has: then with nothing.
+    /// Resolves when waits of the session have ended, with these; or when the session or the server ends, with none.
     pub async fn settled(&self, session: &Session) -> Vec<SettledLock> {
         poll_fn(|context| {
             let mut table = self.table.lock();
@@ -166,17 +166,17 @@ impl Locks {
         .await
     }
 
-    /// The session has ended: nothing is held or waited for in its name. Goes after the session is marked as ended.
+    /// Ends a session's locks and waits. Called after the session was marked as ended.
     pub fn end_session(&self, session: RegionOwner) {
         self.table.lock().end_session(session.0);
     }
 
-    /// Nobody can come back for locks any more: what was asked for meanwhile is looked at, in the order it came.
+    /// Ends the grace period: no client can reclaim locks any more. Grants the requests that came meanwhile in their order, as far as possible.
     pub fn end_grace(&self) {
         self.table.lock().end_grace();
     }
 
-    /// The server is going down: nobody is held any longer.
+    /// Ends the waiting of all `settled` calls, because the server is going down.
     pub fn stop(&self) {
         self.table.lock().stop();
     }
@@ -186,8 +186,8 @@ impl Locks {
         self.table.lock().figures()
     }
 
-    /// The table, in the name of a session that goes on. Whoever ends one marks it first and then clears what it held,
-    /// under the same mutex: nothing is left behind.
+    /// The table, for a session that has not ended. A session that ends is marked first and its locks are cleared then, under the same mutex, so that
+    /// none stays behind.
     fn live(&self, session: &Session) -> Result<parking_lot::MutexGuard<'_, Table>, Status> {
         let mut table = self.table.lock();
         if session.is_ended() {

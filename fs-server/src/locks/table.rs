@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //! * A file has an entry while it has a lock or a wait.
-//! * A session has an entry while it holds or waits for something, has ends to be told of, or listens for them.
+//! * A session has an entry while it holds a lock, waits for one, has ends that it was not told of, or asks for these.
 //! * Outside of the grace period each waiter has a conflicting lock in its way.
 //!
 //! # Cost
@@ -21,20 +21,20 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The locks of one kind on one file.
+/// The locks of one kind (ranges or flock) on one file.
 pub(super) type FileId = (InodeNo, LockSpace);
 
-/// Somebody who waits.
+/// A request that waits.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     holder: Holder,
     id: WaitId,
     lock: Lock,
-    /// Otherwise only for the end of the grace period.
+    /// If `false`, it only waits for the end of the grace period.
     blocking: bool,
 }
 
-/// Where a wait is: waits are numbered in the order they came.
+/// The place of a wait. Waits are numbered in the order in which they came.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     file: FileId,
@@ -45,21 +45,21 @@ struct Place {
 #[derive(Default)]
 pub(super) struct File {
     pub(super) held: LockList<Holder>,
-    /// Each with its number, by which they are told apart.
+    /// The waits, each with its number, which tells them apart.
     waits: Intervals<u64, (u64, Wait)>,
 }
 
 #[derive(Default)]
 struct OfSession {
     held: usize,
-    /// On which files, and how many.
+    /// The files on which the session has locks, and how many on each.
     held_on: BTreeMap<FileId, usize>,
     waiting: BTreeMap<WaitId, Place>,
-    /// Ends nobody has been told of.
+    /// Ended waits of which the session has not been told.
     settled: VecDeque<SettledLock>,
-    /// Who asks for ends.
+    /// Wakes the task that asks for ended waits.
     waker: Option<Waker>,
-    /// What of its peer's share all that takes.
+    /// The session's part of its peer's share of locks.
     tally: Option<Tally>,
 }
 
@@ -68,7 +68,7 @@ impl OfSession {
         self.held == 0 && self.waiting.is_empty() && self.settled.is_empty() && self.waker.is_none()
     }
 
-    /// What it takes has changed.
+    /// Updates the tally after a change.
     fn recount(&mut self) {
         let count = self.held + self.waiting.len() + self.settled.len();
         if let Some(tally) = &mut self.tally {
@@ -81,13 +81,13 @@ impl OfSession {
     }
 }
 
-/// See the module.
+/// The table of locks (see the module).
 pub(super) struct Table {
     files: BTreeMap<FileId, File>,
     sessions: HashMap<u64, OfSession>,
-    /// Who waits for which ranges: flock has no deadlock detection, as on Linux.
+    /// The waits for ranges, for the detection of deadlocks. Like Linux, flock has none.
     waiting: Waiting,
-    /// Waits so far.
+    /// The number of waits so far.
     arrivals: u64,
     held: usize,
     grace: bool,
@@ -107,7 +107,7 @@ impl Table {
         }
     }
 
-    /// From here on what the session has counts against its peer's share.
+    /// Counts the session's locks and waits against its peer's share from now on.
     pub(super) fn count_for(&mut self, session: u64, peer: &Arc<Peer>) {
         self.sessions.entry(session).or_default().tally.get_or_insert_with(|| peer.tally(Resource::Locks));
     }
@@ -144,8 +144,8 @@ impl Table {
             return self.queue(file, wait);
         }
         if lock.space == LockSpace::Whole && !self.list(file).holds(holder, lock.range, lock.mode) {
-            // flock(2): a lock is not converted, but given up and asked for anew. Two who share one and both want it for
-            // themselves would otherwise wait for ever, and nobody would tell them.
+            // flock(2) does not convert a lock, but gives it up and asks for the new one. Otherwise two holders of a shared lock that both want it
+            // exclusively would wait for ever, and nobody would tell them.
             if self.drop_range(file, holder, LockRange::WHOLE) {
                 self.grant_waiting(file, LockRange::WHOLE);
             }
@@ -179,7 +179,7 @@ impl Table {
 
     pub(super) fn test(&self, holder: Holder, ino: InodeNo, lock: &Lock) -> TestedLock {
         let found = self.files.get(&(ino, lock.space));
-        // The lowest, as the kernel finds it in its sorted list.
+        // The lowest one, which is the first in the kernel's sorted list as well.
         let first = found.and_then(|file| file.held.conflicts(holder, lock.range, lock.mode).next());
         match first {
             Some(&HeldLock { range, mode, pid, .. }) => {
@@ -270,7 +270,7 @@ impl Table {
             return;
         }
         for file in self.files.keys().copied().collect::<Vec<_>>() {
-            // Asked for once more, one after the other, as if all came now.
+            // All waits are asked for once more, in their order, as if they came now.
             let waits = self.waits_for(file, LockRange::WHOLE);
             waits.iter().for_each(|(place, _)| self.remove_wait(*place));
             for (_, wait) in waits {
@@ -298,10 +298,10 @@ impl Table {
         &mut self.files.entry(file).or_default().held
     }
 
-    /// Whether nothing is in the way.
+    /// Whether no lock is in the way.
     ///
     /// # Errors
-    /// `Deadlock` if waiting would never end.
+    /// `Deadlock` if the wait would never end.
     fn is_free(&mut self, file: FileId, wait: &Wait) -> Result<bool, Status> {
         let Wait { holder, lock, blocking, .. } = *wait;
         let held = &self.files.entry(file).or_default().held;
@@ -321,7 +321,7 @@ impl Table {
         held + more <= LOCKS_PER_CLIENT && self.held + more <= LOCKS_MAX && has_room
     }
 
-    /// Sets a lock that nothing is in the way of; whether others may have now what they could not before.
+    /// Sets a lock that no other lock is in the way of. Returns whether other requests may now be granted.
     fn put(&mut self, file: FileId, holder: Holder, lock: &Lock) -> Result<bool, Status> {
         let parts = usize::from(self.list(file).would_split(holder, lock.range));
         if !self.has_room(holder.session, 1 + parts) {
@@ -332,12 +332,12 @@ impl Table {
         }))
     }
 
-    /// Gives a range up; whether anything was held there.
+    /// Removes a holder's locks on a range. Returns whether there were any.
     fn drop_range(&mut self, file: FileId, holder: Holder, range: LockRange) -> bool {
         self.change(file, holder, |list| list.clear(holder, range))
     }
 
-    /// Changes what a holder has, and counts it.
+    /// Changes a holder's locks, and updates their counts.
     fn change<T>(
         &mut self,
         file: FileId,
@@ -385,7 +385,7 @@ impl Table {
         }
     }
 
-    /// Those who wait for a part of a range, in the order they came.
+    /// The requests that wait for a part of a range, in the order in which they came.
     fn waits_for(&self, file: FileId, range: LockRange) -> Vec<(Place, Wait)> {
         let Some(entry) = self.files.get(&file) else {
             return Vec::new();
@@ -397,13 +397,14 @@ impl Table {
         waits
     }
 
-    /// A range is held by fewer, or shared from now on: gives what is free to those who wait, in the order they came.
+    /// Grants the waiting requests that are possible since the range has fewer locks, or a shared one in place of an exclusive one; in their order.
     fn grant_waiting(&mut self, file: FileId, range: LockRange) {
         if self.grace {
             return;
         }
         let mut looked_at = range;
-        // Once more for a grant that made an exclusive lock shared: it may have let in somebody who came before.
+        // A grant that turns an exclusive lock of its holder into a shared one may make an earlier request possible, so the waits are gone through
+        // again.
         loop {
             let mut shared: Option<LockRange> = None;
             for (place, wait) in self.waits_for(file, looked_at) {

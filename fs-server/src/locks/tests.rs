@@ -15,7 +15,7 @@ use std::time::Duration;
 const INO: InodeNo = InodeNo(9);
 
 thread_local! {
-    /// Waits that this thread's tables looked at to grant them.
+    /// How many waits this thread's lock tables examined, to see whether they can be granted now.
     pub(super) static WAITS_LOOKED_AT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -31,7 +31,7 @@ fn flock(owner: u64, mode: LockMode) -> Lock {
     Lock { space: LockSpace::Whole, ..lock(owner, LockRange::WHOLE, mode) }
 }
 
-/// A table, and names for waits.
+/// A table that numbers its waits from 1.
 struct Site {
     table: Table,
     waits: u64,
@@ -74,7 +74,7 @@ fn who_waits_is_served_in_the_order_they_came() {
         assert_eq!(site.ended(2), [(3, Ok(()))]);
         assert!(site.ended(3).is_empty() && site.ended(4).is_empty());
         site.clear(2, &make(9, Exclusive));
-        // Both who share get it, but not who came last.
+        // Both shared waits are granted, and the exclusive one that was asked last is not.
         assert_eq!((site.ended(2), site.ended(3)), (vec![(5, Ok(()))], vec![(4, Ok(()))]));
         site.table.end_session(2);
         assert!(site.ended(4).is_empty());
@@ -101,11 +101,11 @@ fn a_flock_that_is_converted_is_given_up_first() {
         assert_eq!(site.ask(session, flock(1, Shared), false), Ok(Asked::Granted));
     }
     assert_eq!(site.ask(1, flock(1, Exclusive), true), Ok(Asked::Queued));
-    // Ranges would be told of a deadlock here. This gets what the first has given up.
+    // For range locks this would be a deadlock. For flock it is not: the first waiter gave up its shared lock before, so its wait is granted.
     assert_eq!(site.ask(2, flock(1, Exclusive), true), Ok(Asked::Queued));
     assert_eq!(site.ended(1), [(3, Ok(()))]);
     assert_eq!(site.ask(1, flock(2, Shared), false), Err(Status::Locked));
-    // Downgrading lets in who shares.
+    // A downgrade to shared lets shared waits in.
     assert_eq!(site.ask(3, flock(1, Shared), true), Ok(Asked::Queued));
     assert_eq!(site.ask(1, flock(1, Exclusive), true), Ok(Asked::Granted), "it is held already");
     site.clear(1, &flock(1, Shared));
@@ -124,7 +124,7 @@ fn circles_are_found_across_files_and_clients() {
     assert_eq!(site.table.set(2, files[2], &whole, WaitId(2), true), Ok(Asked::Queued));
     assert_eq!(site.table.set(3, files[0], &whole, WaitId(2), false), Err(Status::Locked));
     assert_eq!(site.table.set(3, files[0], &whole, WaitId(2), true), Err(Status::Deadlock));
-    // Not a circle once one of them gave up.
+    // There is no circle any more once one of the waits was given up.
     assert_eq!(site.table.cancel(1, WaitId(2)), Cancelled::GivenUp);
     assert_eq!(site.table.cancel(1, WaitId(2)), Cancelled::Unknown);
     assert_eq!(site.table.set(3, files[0], &whole, WaitId(3), true), Ok(Asked::Queued));
@@ -134,7 +134,7 @@ fn circles_are_found_across_files_and_clients() {
 fn in_the_grace_period_only_what_is_reclaimed_is_granted() {
     let mut site = Site::new(true);
     let (early, late) = (lock(1, range(0, 9), Exclusive), lock(2, range(5, 5), Exclusive));
-    // Neither who would not wait nor who would is told anything but to wait.
+    // During the grace period both blocking and non-blocking requests wait.
     assert_eq!(site.ask(2, late, false), Ok(Asked::Queued));
     assert_eq!(site.ask(3, lock(1, range(9, 9), Shared), true), Ok(Asked::Queued));
     assert_eq!(site.ask(3, lock(1, range(90, 90), Shared), false), Ok(Asked::Queued));
@@ -196,7 +196,7 @@ fn locks_and_waits_are_bounded() {
     assert_eq!(site.table.set(2, INO, &wanted, WaitId(u64::MAX), true), Err(Status::NoLocks));
     assert_eq!(site.table.set(2, INO, &wanted, WaitId(u64::MAX), false), Err(Status::Locked));
     site.table.end_session(1);
-    // One of them has it; what is told at once is bounded, too.
+    // One wait has the lock now. The number of granted waits that one call reports is bounded as well.
     assert_eq!(site.ended(2), [(0, Ok(()))]);
     for wait in 1..WAITS_PER_CLIENT as u64 {
         site.table
@@ -208,8 +208,7 @@ fn locks_and_waits_are_bounded() {
     assert_eq!(site.table.figures(), LockFigures::default());
 }
 
-/// A session that has ended leaves nothing, whoever comes in its name afterwards; and it is held up by nothing.
-/// One client holds every other byte, another waits for each of these: what they do next is of no interest to those waits.
+/// One client holds every other byte, another waits for each of these bytes. Locks on other bytes must not make the table examine these waits.
 #[test]
 fn waits_are_looked_at_only_when_what_they_wait_for_goes() {
     const MANY: u64 = WAITS_PER_CLIENT as u64;
@@ -224,7 +223,7 @@ fn waits_are_looked_at_only_when_what_they_wait_for_goes() {
     site.clear(1, &byte(7));
     assert_eq!(WAITS_LOOKED_AT.get(), 1, "one waits for that byte");
     assert_eq!(site.ended(2), [(16, Ok(()))]);
-    // What is shared from now on is, too.
+    // A byte that becomes shared makes the table examine its wait as well.
     site.ask(1, lock(1, range(16, 16), Shared), true).expect("its own");
     assert_eq!(WAITS_LOOKED_AT.get(), 2);
     site.table.end_session(1);
@@ -262,7 +261,7 @@ fn an_ended_session_gets_no_locks() {
     );
 }
 
-// ---- a model: bytes, and a list of who waits ---------------------------------------------------------------------
+// ---- a model: the bytes of a file, and a list of waits -----------------------------------------------------------
 
 const BYTES: usize = 8;
 type Who = (u64, u64);
@@ -409,7 +408,7 @@ proptest! {
                 prop_assert_eq!(told, expected);
             }
             prop_assert_eq!(table.figures().waiting, model.waits.len());
-            // Who else could lock each byte, and how.
+            // Which locks a third session could have on each byte.
             for at in 0..BYTES as u64 {
                 for mode in [Shared, Exclusive] {
                     let stranger = Holder { session: 3, owner: LockOwner(1) };
@@ -447,7 +446,7 @@ fn what_a_peer_holds_and_waits_for_is_its_share_until_it_ends() {
     assert_eq!(site.ask(2, lock(0), true), Ok(Asked::Queued));
     assert_eq!(used(), 11);
     site.clear(1, &lock(0));
-    // Held by the waiter, and its end not told yet.
+    // The waiter holds the lock, and its session has not been told of that yet: it counts as a lock and as a wait.
     assert_eq!(used(), 9 + 1 + 1);
     assert_eq!(site.table.take_settled(2).len(), 1);
     assert_eq!(used(), 10);
@@ -455,7 +454,7 @@ fn what_a_peer_holds_and_waits_for_is_its_share_until_it_ends() {
     assert_eq!(used(), 1);
     site.table.end_session(2);
     assert_eq!((used(), peer.used(crate::shares::Resource::Locks)), (0, 0));
-    // A peer that has its share gets no more, in whatever session.
+    // A peer that has its whole share gets no more locks in any of its sessions.
     let mut other = peer.tally(crate::shares::Resource::Locks);
     other.set(crate::shares::Resource::Locks.bound().share);
     site.table.count_for(3, &peer);

@@ -1,11 +1,11 @@
-//! Answers to requests that changed something: kept in the records of their slots, so that a retransmitted request gets the same
-//! answer from another life of the server (docs/log.md).
+//! Answers to requests that changed something. They are kept in the records of their slots, so that a retransmitted request gets the same answer from
+//! a later life of the server (docs/log.md).
 //!
 //! # Invariants
 //! * An answer is in the batch that makes its effect durable, and in no earlier one.
-//! * Attributes in it are those of that moment, not the inode's present ones.
+//! * Attributes in an answer are those of that moment, not the inode's present ones.
 //!
-//! Values of one life of a server (filekey, slot, ticket) are in no record: the file is bound anew.
+//! Values that belong to one life of a server (filekey, file slot, ticket) are in no record: the file is opened again.
 
 use super::operation::Operation;
 use cuttlefs_common::attr::Attr;
@@ -15,42 +15,42 @@ use serde::{Deserialize, Serialize};
 /// An answer. The order of the variants and of their fields is the disk format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// It was done.
+    /// The operation was done.
     Done,
-    /// This is the inode.
+    /// The inode's attributes.
     Attr(Attr),
-    /// The same of a change of length, of which the length itself may not be durable: whoever tells it again restores that.
+    /// The same after a change of length, of which the length itself may not be durable: a server that gives the answer again restores it.
     Length(Attr),
-    /// This is the file, and it is open.
+    /// The file was opened.
     Opened {
-        /// As it was.
+        /// Its attributes then.
         attr: Attr,
-        /// For what it is open.
+        /// The rights with which it was opened.
         rights: Rights,
     },
-    /// A write.
+    /// A write was done.
     Written {
-        /// Where its bytes went.
+        /// The offset of its bytes.
         offset: u64,
-        /// How many.
+        /// The number of bytes.
         len: u32,
-        /// The file's length then.
+        /// The file's length after it.
         size: u64,
-        /// Its change counter then.
+        /// The file's change counter after it.
         change: u64,
     },
-    /// A copy.
+    /// A copy was done.
     Copied {
-        /// Bytes.
+        /// The number of bytes.
         len: u64,
-        /// The target's change counter then.
+        /// The target's change counter after it.
         change: u64,
     },
 }
 
 impl Answer {
-    /// The answer to whoever asked for an operation, if its batch says that it was done. `attr` is what it gives, `opens` what
-    /// the request opens the file for.
+    /// The answer to a request whose batch has this operation. `attr` are the attributes that the operation returns, `opens` the rights with which
+    /// the request opens the file.
     pub(super) fn to(operation: &Operation<'_>, attr: Option<Attr>, opens: Option<Rights>) -> Self {
         use Operation::{Create, CreateNameless, Link, Make, Rename, SetAttr};
         match (operation, attr, opens) {
@@ -119,7 +119,7 @@ mod tests {
             (Answer::Copied { len: 300, change: 7 }, &[&[5, 0xac, 2, 7]]),
         ];
         for (answer, bytes) in answers {
-            // The version, and the request's number.
+            // The version, and the request's sequence number.
             let bytes = [&[1, 0x80, 1], &bytes.concat()[..]].concat();
             let in_slot = SlotRecord { seq: 128, answer };
             assert_eq!(record::encode(&in_slot), bytes, "{answer:?}");

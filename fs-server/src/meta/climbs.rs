@@ -1,23 +1,22 @@
-//! The check whether a directory lies below another: a rename that moves one must know, or the tree could get a loop.
+//! The check whether a directory lies below another. A rename that moves a directory needs it, or the tree could get a loop.
 //!
 //! # How it works
-//! The way from a directory to the root has no bound. A rename looks at the first `NEAR_LEVELS` of it under the writer
-//! (`apply`), which are all levels of an ordinary tree. If the way is longer, the rename is refused with `Status::Busy`, and
-//! nothing is done. Then its caller climbs outside of the writer, some levels at a time (`Meta::climb`, `Climb::step`), and asks
-//! again with the climb still held: `apply` finds the way here.
+//! The path from a directory to the root has no bound. A rename looks at its first `NEAR_LEVELS` levels under the writer (`apply`), which is all of
+//! it in an ordinary tree. If the path is longer, the rename is refused with `Status::Busy`, and nothing is done. Then its caller climbs outside of
+//! the writer, some levels at a time (`Meta::climb`, `Climb::step`), and repeats the rename while it holds the climb: `apply` finds the path here.
 //!
-//! Meanwhile directories move. Each level is read and noted under `ways`. A move of a directory looks here after its commit
-//! (`Climbs::note`), and forgets each way that leads through the directory by another parent than its new one. So a level is
-//! either read after the move, or found by the move. The rename is refused with `Busy` again, and its climb begins anew. Moves
-//! elsewhere in the tree do not matter, so only moves of directories above it make a climb begin anew.
+//! Meanwhile directories may move. Each level is read and noted under `ways`. After its commit, a move of a directory looks here (`Climbs::note`) and
+//! drops each path that leads through the directory to another parent than its new one. So a level is either read after the move, or the move finds
+//! it. The rename is then refused with `Busy` again, and its climb begins anew. Moves elsewhere in the tree do not matter: only moves of directories
+//! above it make a climb begin anew.
 //!
 //! # Invariants
-//! * Under the writer, a way that has ended is the present one.
-//! * `LEVELS_MAX` bounds a way, and so the cost and memory of a climb. Directories can be made below that, and moved within the
-//!   directory that they are in; none can be moved there from another one (`Status::NameTooLong`): no path is as long.
+//! * Under the writer, a path that is complete is the present one.
+//! * `LEVELS_MAX` bounds a path, and so the cost and memory of a climb. Directories can be made below that depth, and renamed within their parent;
+//!   none can be moved there from another directory (`Status::NameTooLong`), because no path name is as long.
 //!
 //! # Failure
-//! A way with a directory twice is damage: the directories form a loop.
+//! A path with the same directory twice is damage: the directories form a loop.
 
 use super::error::MetaError;
 use super::metadata::Meta;
@@ -28,29 +27,29 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::btree_map::{BTreeMap, Entry};
 
-/// Levels from a directory to the root that are climbed under the writer: as much work as any other operation. Few in tests, so
-/// that they climb outside of it.
+/// Levels from a directory to the root that are climbed under the writer: as much work as any other operation. Few in tests, so that these climb
+/// outside of it.
 pub(super) const NEAR_LEVELS: usize = if cfg!(test) { 2 } else { 64 };
-/// Levels climbed outside of the writer before others on the worker have their turn.
+/// Levels that are climbed outside of the writer before other tasks of the worker get their turn.
 const LEVELS_A_STEP: usize = if cfg!(test) { 2 } else { 64 };
-/// Most levels from the root to a directory that another one is moved to: twice of what a path of 4,096 bytes can name.
+/// Most levels from the root to a directory into which another is moved: twice as many as a path of 4,096 bytes can name.
 pub const LEVELS_MAX: usize = if cfg!(test) { 64 } else { 4096 };
 
-/// How a way ends.
+/// The end of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// At the root.
+    /// The root.
     Root,
-    /// Nobody knows: it is longer than `LEVELS_MAX`.
+    /// Unknown, because the path is longer than `LEVELS_MAX`.
     TooLong,
 }
 
-/// A way from a directory towards the root.
+/// A path from a directory towards the root.
 #[derive(Debug)]
 struct Way {
-    /// Directories on it, and the one each is in. With the directory where it begins.
+    /// The parent of each directory on the path, also of the first one.
     above: HashMap<InodeNo, InodeNo>,
-    /// Where it goes on.
+    /// The directory whose parent is read next.
     next: InodeNo,
     end: Option<End>,
 }
@@ -60,7 +59,7 @@ impl Way {
         Self { above: HashMap::new(), next: directory, end: None }
     }
 
-    /// One level up, if it has not ended.
+    /// Climbs one level, if the path is not complete.
     fn climb(&mut self, parent: impl FnOnce(InodeNo) -> Result<InodeNo, MetaError>) -> Result<(), MetaError> {
         if self.end.is_some() {
             return Ok(());
@@ -80,15 +79,15 @@ impl Way {
     }
 }
 
-/// The ways that are being climbed, each by the directory where it begins.
+/// The paths that are being climbed, each under its first directory.
 #[derive(Debug, Default)]
 pub struct Climbs {
-    /// Taken under the writer's mutex, too, and for a level at a time.
+    /// Locked for one level at a time, also under the writer's mutex.
     ways: Mutex<BTreeMap<InodeNo, Way>>,
 }
 
 impl Climbs {
-    /// Whether `directory` is `ancestor` or below it. `None`: nobody has climbed from there.
+    /// Whether `directory` is `ancestor` or below it. `None` if nobody has climbed from there to the end.
     pub(super) fn is_below(&self, directory: InodeNo, ancestor: InodeNo) -> Option<Result<bool, Status>> {
         let ways = self.ways.lock();
         let way = ways.get(&directory)?;
@@ -100,20 +99,21 @@ impl Climbs {
         })
     }
 
-    /// A rename left an inode so. Under the writer's mutex, when others can read it.
+    /// Drops paths that a rename has changed: `record` is the inode as the rename left it. Called under the writer's mutex, when others can read the
+    /// record.
     pub(super) fn note(&self, ino: InodeNo, record: &InodeRecord) {
         self.ways.lock().retain(|_, way| way.above.get(&ino).is_none_or(|above| *above == record.parent));
     }
 }
 
-/// A climb from a directory to the root. While it is held, a rename to there knows the way, unless it was changed.
+/// A climb from a directory to the root. While it is held, a rename into that directory knows its path, unless that was changed.
 pub struct Climb<'m> {
     meta: &'m Meta,
     directory: InodeNo,
 }
 
 impl Meta {
-    /// Begins to climb from a directory.
+    /// Begins a climb from a directory.
     pub fn climb(&self, directory: InodeNo) -> Climb<'_> {
         self.climbs.ways.lock().insert(directory, Way::from(directory));
         Climb { meta: self, directory }
@@ -121,8 +121,8 @@ impl Meta {
 }
 
 impl Climb<'_> {
-    /// Climbs some levels, without the writer's mutex. Gives whether there is more to do; not so either when somebody changed the
-    /// way, of which the next rename hears.
+    /// Climbs some levels, without the writer's mutex. Returns whether there is more to do. If the path was changed meanwhile, there is nothing more
+    /// to do either, and the next rename is refused.
     ///
     /// # Errors
     /// `Stale` if the directory is gone, `Io`.

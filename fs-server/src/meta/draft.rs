@@ -1,5 +1,5 @@
-//! The changes that an operation is about to make: typed edits over a `View`, read back by later steps of the same
-//! operation, and turned into one batch at the end.
+//! The changes that an operation is about to make: typed edits over a `View`, which later steps of the same operation can read, and which become one
+//! batch at the end.
 
 use super::error::MetaError;
 use super::extent_edit::ExtentEdit;
@@ -14,14 +14,14 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 
-/// The result of `apply`: nothing has happened yet.
+/// The result of `apply`, which has not changed anything yet.
 #[derive(Debug)]
 pub struct Applied {
-    /// What to commit; empty if nothing changes.
+    /// The batch to commit; empty if nothing changes.
     pub batch: Batch,
-    /// What to answer once it is.
+    /// The result of the operation once the batch is committed.
     pub outcome: Outcome,
-    /// Inodes as the batch leaves them; `None`: removed.
+    /// The changed inodes as the batch leaves them; `None` if removed.
     pub inodes: BTreeMap<InodeNo, Option<InodeRecord>>,
 }
 
@@ -33,7 +33,7 @@ struct Entry {
     name: Vec<u8>,
 }
 
-/// Edits in progress.
+/// The edits of one operation.
 pub(super) struct Draft<'v> {
     pub view: View<'v>,
     pub batch: Batch,
@@ -60,22 +60,22 @@ impl<'v> Draft<'v> {
         }
     }
 
-    /// An inode a client named: gone means its handle is stale.
+    /// The inode that a client named. If it is gone, the client's handle is stale.
     pub(super) fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         self.inode_if_any(ino)?.ok_or(MetaError::Refused(Status::Stale))
     }
 
-    /// An inode an entry names: it must be there.
+    /// The inode that an entry names. It must exist.
     pub(super) fn inode_of_entry(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         self.inode_if_any(ino)?.ok_or(MetaError::Inconsistent { what: "an entry names no inode", ino: ino.0 })
     }
 
-    /// A directory that can be worked in.
+    /// A directory in which names can be looked up and changed.
     pub(super) fn directory(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         let record = self.inode(ino)?;
         match (record.is_directory(), record.nlink) {
             (false, _) => Err(Status::NotDirectory.into()),
-            // Removed, but still somebody's working directory.
+            // The directory was removed, but is still the working directory of a process.
             (true, 0) => Err(Status::NotFound.into()),
             (true, _) => Ok(record),
         }
@@ -136,7 +136,7 @@ impl<'v> Draft<'v> {
         self.find(parent, name)?.ok_or(MetaError::Refused(Status::NotFound))
     }
 
-    /// Adds an entry in the bucket's first free slot; the caller knows that the name is free.
+    /// Adds an entry in the bucket's first free slot. The caller has checked that the name is free.
     pub(super) fn add_entry(
         &mut self,
         parent: InodeNo,
@@ -146,7 +146,7 @@ impl<'v> Draft<'v> {
     ) -> Result<(), MetaError> {
         let hash = self.view.hash(name);
         let entries = self.bucket(parent, hash)?;
-        // In slot order, so the first place where slot and index part is free.
+        // The entries are in the order of their slots, so the first index that differs from the entry's slot is a free slot.
         let free = entries.iter().enumerate().find(|(index, entry)| usize::from(entry.slot) != *index);
         let index = free.map_or(entries.len(), |(index, _)| index);
         if index >= SLOTS_PER_BUCKET {
@@ -162,7 +162,7 @@ impl<'v> Draft<'v> {
         Ok(())
     }
 
-    /// Makes an entry name another inode; it keeps its slot.
+    /// Lets an entry name another inode. It keeps its slot.
     pub(super) fn point_entry(
         &mut self,
         parent: InodeNo,
@@ -179,12 +179,12 @@ impl<'v> Draft<'v> {
         Ok(())
     }
 
-    /// The extents of a file, to edit.
+    /// The edits of a file's extents.
     pub(super) fn extents(&mut self, ino: InodeNo) -> (&mut ExtentEdit, View<'v>) {
         (self.extents.entry(ino).or_default(), self.view)
     }
 
-    /// The batch. Allocation follows the extents' edits.
+    /// The batch of all edits. The allocated pages follow from the edits of the extents.
     pub(super) fn finish(mut self, outcome: Outcome) -> Result<Applied, MetaError> {
         for (ino, edit) in &self.extents {
             edit.write(*ino, &mut self.batch);

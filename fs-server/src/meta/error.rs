@@ -1,4 +1,4 @@
-//! Errors below the façade: an answer, or damage. The façade logs and counts damage, once, and answers `Status::Io`.
+//! Errors below the façade: refusals, and damage. The façade logs and counts damage once, and answers `Status::Io`.
 
 use super::record::RecordError;
 use super::store::StoreError;
@@ -7,46 +7,46 @@ use cuttlefs_common::status::Status;
 /// Why an operation was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaError {
-    /// The file system says no; nothing is wrong with it.
+    /// The operation is not possible. Nothing is damaged.
     #[error(transparent)]
     Refused(#[from] Status),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A record is not what it must be.
+    /// A record does not parse.
     #[error("metadata record {}: {source}", key.escape_ascii())]
     Record {
-        /// Its key.
+        /// The record's key.
         key: Vec<u8>,
-        /// What is wrong.
+        /// The error.
         source: RecordError,
     },
     /// Records contradict each other.
     #[error("metadata is inconsistent: {what} (inode {ino})")]
     Inconsistent {
-        /// What is wrong.
+        /// The contradiction.
         what: &'static str,
-        /// Where.
+        /// The inode.
         ino: u64,
     },
-    /// The store is of a format this server does not know.
+    /// The store is of an unknown format.
     #[error("metadata format {found} is not {expected}; use the server version that wrote it")]
     Format {
-        /// In the superblock.
+        /// The version in the superblock.
         found: u32,
-        /// Known here.
+        /// The version that this server knows.
         expected: u32,
     },
-    /// There is no superblock: never formatted, or not a metadata store.
+    /// There is no superblock: the store was never formatted, or is no metadata store.
     #[error("the metadata store holds no superblock; format the pool first")]
     NotFormatted,
-    /// There is one already.
+    /// There is a superblock already.
     #[error("the metadata store is formatted already")]
     AlreadyFormatted,
 }
 
 impl MetaError {
-    /// For `map_err` on a record's parse.
+    /// Makes the error of a record that does not parse, for `map_err`.
     pub(super) fn record(key: &[u8]) -> impl FnOnce(RecordError) -> Self + '_ {
         |source| Self::Record { key: key.to_vec(), source }
     }

@@ -1,4 +1,4 @@
-//! Changes to one file's extent records: cut, put, join; then the difference as puts and removes.
+//! Changes of one file's extent records: cut, put, join; then the difference as puts and removes.
 
 use super::error::MetaError;
 use super::key;
@@ -11,13 +11,13 @@ use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 
-/// The records of the ranges that were touched, as they were and as they will be.
+/// The records in the changed ranges, as they were and as they will be.
 #[derive(Debug, Default)]
 pub(super) struct ExtentEdit {
     loaded: BTreeMap<u64, ExtentRecord>,
     working: BTreeMap<u64, ExtentRecord>,
-    /// The stored record nearest below this page is loaded, if there is one. So who comes from front to back looks at what lies
-    /// before him once: records that were removed lately are walked over, and there may be many.
+    /// The stored record nearest below this page is loaded, if there is one. So a caller that goes from front to back looks for preceding records
+    /// once: such a search walks over all records that were removed lately, and there may be many.
     looked_to: u64,
 }
 
@@ -25,7 +25,7 @@ fn pages(records: &BTreeMap<u64, ExtentRecord>) -> u64 {
     records.values().map(|record| record.len_pages).sum()
 }
 
-/// Whether the second extent goes on where the first ends, in file and pool, in the same state.
+/// Whether the second extent continues the first in the file and in the pool, in the same state.
 fn joins(first: (u64, &ExtentRecord), second: (u64, &ExtentRecord)) -> bool {
     first.0 + first.1.len_pages == second.0
         && first.1.pool_page.0 + first.1.len_pages == second.1.pool_page.0
@@ -53,12 +53,12 @@ impl ExtentEdit {
         Ok(())
     }
 
-    /// Pages held now, less pages held before.
+    /// The number of pages held now, minus the number held before.
     pub(super) fn allocated_delta(&self) -> i128 {
         i128::from(pages(&self.working)) - i128::from(pages(&self.loaded))
     }
 
-    /// Puts and removes what differs.
+    /// Puts the difference into the batch.
     pub(super) fn write(&self, ino: InodeNo, batch: &mut Batch) {
         for page in self.loaded.keys().filter(|page| !self.working.contains_key(page)) {
             batch.remove(key::extent(ino, FilePage(*page)));
@@ -93,7 +93,7 @@ impl ExtentEdit {
         })?;
         for extent in found {
             let record = ExtentRecord::from(extent);
-            // What was loaded before may have been changed or removed since: it must not come back.
+            // A record that was loaded before may have been changed or removed since, and must not be reset.
             if self.loaded.insert(extent.file_page.0, record).is_none() {
                 self.working.insert(extent.file_page.0, record);
             }
@@ -101,7 +101,7 @@ impl ExtentEdit {
         Ok(())
     }
 
-    /// Removes `first..end` from the extents, splitting those that reach over its ends.
+    /// Removes `first..end` from the extents, and splits those that reach over its ends.
     fn cut(&mut self, first: u64, end: u64) {
         let from = self.working.range(..first).next_back().map_or(first, |(page, _)| *page);
         let overlapping: Vec<_> =
@@ -139,7 +139,7 @@ impl ExtentEdit {
     }
 }
 
-/// Whether an update is well-formed. Regions make them, but a log record is read from a disk.
+/// Checks that an update is well-formed. Regions make them so, but one may come from a log on a disk.
 fn check(update: &RangeUpdate) -> Result<(), Status> {
     let mut at = update.first.0;
     for extent in &update.extents {
@@ -153,7 +153,7 @@ fn check(update: &RangeUpdate) -> Result<(), Status> {
     if update.first > update.end { Err(Status::Invalid) } else { Ok(()) }
 }
 
-/// The extents behind a new end of a file that a trim gives back, and the update that does it.
+/// The extents behind a file's new end that a trim frees, and the update that removes them.
 pub(super) fn trim(
     view: View<'_>,
     ino: InodeNo,

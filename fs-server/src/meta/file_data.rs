@@ -1,5 +1,4 @@
-//! The façade as file regions call it: data that changed in memory, data that became durable, truncation, and
-//! files without a name.
+//! The façade for file regions: data that changed in memory, data that became durable, truncation, and files without a name.
 
 use super::error::MetaError;
 use super::key;
@@ -19,11 +18,11 @@ use std::borrow::Cow;
 const MAX_PAGE: FilePage = FilePage(u64::MAX);
 
 impl Meta {
-    /// Notes a change of an inode's data that is in memory only. Gives the attributes as they are now: if contents changed,
-    /// both times are of this instant, and no other change of the inode has its counter.
+    /// Notes a change of an inode's data that is in memory only. Returns the attributes as of now. If contents changed, both times are the present
+    /// time, and no other change of the inode has its change counter.
     ///
     /// # Errors
-    /// `Stale` if it is gone, `Invalid` if it is no regular file, `Io`.
+    /// `Stale` if it is gone, `Invalid` if it is not a regular file, `Io`.
     pub fn note_data(&self, ino: InodeNo, note: NoteData) -> Result<Attr, Status> {
         let mut shard = self.live.write(ino);
         if shard.get(ino).is_none() {
@@ -40,7 +39,7 @@ impl Meta {
         Ok(shard.note(ino, note, self.clock.now(), self.change_floor).attr(ino))
     }
 
-    /// What of a file's contents is durable.
+    /// The part of a file's contents that is durable.
     ///
     /// # Errors
     /// `Stale` if it is gone, `Io`.
@@ -53,7 +52,7 @@ impl Meta {
         record.map(|record| record.written).ok_or(Status::Stale)
     }
 
-    /// Records data that is on the device: one batch for all. Files that are gone are skipped.
+    /// Commits data that is on the device, in one batch for all files. Files that are gone are skipped.
     ///
     /// # Errors
     /// `Invalid` if an update is not well-formed, `Io`.
@@ -70,7 +69,7 @@ impl Meta {
             .map_err(|e| self.fail("commit_data", e))
     }
 
-    /// Changes attributes; with a size, `data` is what the truncation does to the extents.
+    /// Changes attributes. With a size, `data` is the change of the extents by the truncation.
     ///
     /// # Errors
     /// As POSIX says; `Io`.
@@ -86,14 +85,14 @@ impl Meta {
         outcome.attr.ok_or(Status::Io)
     }
 
-    /// Inodes that lost their last name and are still kept.
+    /// Inodes that lost their last name and still exist.
     pub fn orphans(&self) -> Vec<InodeNo> {
         self.orphans.lock().iter().copied().collect()
     }
 
-    /// Frees an orphan nobody has open, or the last part of a large one. Gives the extents no record names any more, whose pages
-    /// may be used again after a flush, and, if there are more, the page that the next step is to begin below; the first one
-    /// begins at `FilePage(u64::MAX)`. If the store fails half-way, the rest stays an orphan.
+    /// Frees an orphan that is not open, or the last part of a large one. Returns the extents that no record has any more, whose pages may be used
+    /// again after a flush. If there are more, also returns the page below which the next step begins; the first step begins at `FilePage(u64::MAX)`.
+    /// If the store fails half-way, the rest stays an orphan.
     ///
     /// # Errors
     /// `Invalid` if the inode still has a name, `Io`.
@@ -110,7 +109,7 @@ impl Meta {
         Ok((outcome.freed, next))
     }
 
-    /// All steps, one after the other.
+    /// Does all steps, one after another.
     ///
     /// # Errors
     /// As `reap_step`.
@@ -124,7 +123,7 @@ impl Meta {
         Ok(all)
     }
 
-    /// Takes away what cuts of the server before this one had not come to: in steps, as those would have.
+    /// Finishes the cuts that the server before this one had begun, in steps of the same size.
     pub(super) fn finish_cuts(&self) -> Result<(), MetaError> {
         for ino in self.all_inos(key::tag::CUT)? {
             let key = key::cut(ino);
@@ -136,7 +135,7 @@ impl Meta {
                 let mut writer = self.writer.lock();
                 let Some(inode) = self.stored().inode(ino)? else { break };
                 let (mut first, mut count) = (FilePage(from), 0);
-                // What a step took away lies from `end` on, and is not looked through again.
+                // A step's removed records lie from `end` on, and are not read again.
                 self.stored().extents(ino, FilePage(from), end, Direction::Reverse, &mut |extent| {
                     first = extent.file_page;
                     count += 1;

@@ -1,11 +1,11 @@
 //! Images of pages: contents that a sync covers and that are not in their places in the pool yet (docs/log.md).
 //!
-//! An image is a record. It is put by the batch that says that its page holds bytes, and removed by the batch that says that they are in
-//! their place, or that the page has none. So images are right whatever batches a crash leaves: the bytes of a page with an image are
-//! the image's. It is found by inode and file page, and never reaches a page of the pool but the one that this file has there.
+//! An image is a record. It is put by the batch that says that its page has bytes, and removed by the batch that says that the bytes are in their
+//! place, or that the page has none. So images are right whatever batches a crash leaves: the bytes of a page with an image are the image's. An image
+//! belongs to an inode and a file page, and is written to no pool page but the one that the file has there.
 //!
 //! # Failure
-//! An image without an extent that has bytes for it is damage: a start leaves it out and says so, and the survey reports it.
+//! An image whose page has no extent with bytes is damage: a start leaves it out and logs it, and the survey reports it.
 
 use super::draft::Draft;
 use super::error::MetaError;
@@ -19,10 +19,10 @@ use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::status::Status;
 
-/// Keys that a batch removes at most at a start.
+/// Most keys that one batch removes at a start.
 const DROPS_PER_BATCH: usize = 4096;
 
-/// What a commit does to the images of its file.
+/// Changes the images of a commit's file.
 pub(super) fn change(draft: &mut Draft<'_>, commit: &DataCommit) -> Result<(), MetaError> {
     match &commit.images {
         Images::Follow => commit.ranges.iter().try_for_each(|update| follow(draft, commit.ino, update)),
@@ -55,7 +55,7 @@ pub(super) fn follow(draft: &mut Draft<'_>, ino: InodeNo, update: &RangeUpdate) 
     Ok(())
 }
 
-/// Removes the images of all pages of a file from one on.
+/// Removes the images of all pages of a file from `first` on.
 pub(super) fn drop_from(draft: &mut Draft<'_>, ino: InodeNo, first: FilePage) -> Result<(), MetaError> {
     let all = KeyRange { from: key::image(ino, first).to_vec(), to: key::all_of(tag::IMAGE, ino).to };
     draft.view.keys(&all)?.into_iter().for_each(|key| draft.batch.remove(key));
@@ -75,7 +75,7 @@ pub(super) fn parse(value: &[u8]) -> Result<&[u8], RecordError> {
     }
 }
 
-/// Where a page of a file lies, if it holds bytes.
+/// The pool page of a file's page, if it has bytes.
 pub(super) fn place_of(view: View<'_>, ino: InodeNo, page: FilePage) -> Result<Option<PoolPage>, MetaError> {
     let mut found = None;
     view.extents(ino, FilePage(0), page, Direction::Reverse, &mut |extent| {
@@ -86,7 +86,7 @@ pub(super) fn place_of(view: View<'_>, ino: InodeNo, page: FilePage) -> Result<O
     Ok(found.filter(holds).map(|extent| PoolPage(extent.pool_page.0 + (page.0 - extent.file_page.0))))
 }
 
-/// How many images a store has.
+/// The number of images in a store.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -97,18 +97,18 @@ pub fn image_count(store: &dyn Store) -> Result<u64, StoreError> {
 /// An image as a start finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredImage {
-    /// File.
+    /// The file.
     pub ino: InodeNo,
-    /// Which page of it.
+    /// The file page.
     pub page: FilePage,
-    /// Where that lies; `None`: the file has no bytes there.
+    /// Its pool page; `None` if the file has no bytes there.
     pub pool_page: Option<PoolPage>,
-    /// The page's bytes; zeros follow.
+    /// The page's bytes; the rest of the page is zeros.
     pub bytes: Vec<u8>,
 }
 
 impl Meta {
-    /// Images behind this one, so many at most, in order.
+    /// At most `most` images behind this page, in order.
     ///
     /// # Errors
     /// `Io` if one cannot be read.
@@ -146,7 +146,7 @@ impl Meta {
         Ok(images)
     }
 
-    /// All images go: their bytes are in their places, durably. Durable with the next flush.
+    /// Removes all images: their bytes are in their places, durably. The removal is durable with the next flush.
     ///
     /// # Errors
     /// `Io`.

@@ -10,13 +10,13 @@
 //! | `A ino:8 length:1 name piece:1` | piece of an extended attribute |
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
-//! | `T ino:8` | a cut that is not finished: the pages from its page on are on their way out |
+//! | `T ino:8` | a cut that is not finished: the pages from its page on are being removed |
 //! | `W zone:8` | pages of this zone of the pool may be overwritten in place (`marks`); nothing in it |
-//! | `C client:16` | a client that is not forgotten: its peer, and whether it has a session |
+//! | `C client:16` | a client that is remembered: its peer, and whether it has a session |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
-//! | `M name` | superblock, counters, how far the scrub has come |
+//! | `M name` | superblock, counters, position of the scrub |
 //!
-//! There is no record of free space: the pages that no extent names are free (`page_map`).
+//! There is no record of free space: pages that no extent has are free (`page_map`).
 
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, SlotIndex};
 
@@ -35,15 +35,15 @@ pub(super) mod tag {
     pub(crate) const EXTENT: u8 = b'X';
 }
 
-/// `M` records.
+/// Key of the superblock. All `M` keys are given in full here.
 pub(super) const SUPERBLOCK: &[u8] = b"Msuper";
 /// The first inode number that was not reserved yet.
 pub(super) const NEXT_INO: &[u8] = b"Mnext_ino";
-/// How often the store was opened.
+/// How many times the store was opened.
 pub(super) const STARTS: &[u8] = b"Mstarts";
-/// The epoch of a server that stopped with nothing left to write back; gone once another one has started.
+/// The epoch of a server that stopped with nothing left to write back. The next server removes it.
 pub(super) const CLEAN: &[u8] = b"Mclean";
-/// Where the scrub is.
+/// The state of the scrub.
 pub(super) const SCRUB: &[u8] = b"Mscrub";
 
 fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
@@ -52,12 +52,12 @@ fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
     key
 }
 
-/// Inode.
+/// Key of an inode.
 pub(super) fn inode(ino: InodeNo) -> [u8; 9] {
     tagged(tag::INODE, ino)
 }
 
-/// Mark of a zone.
+/// Key of a zone's mark.
 pub(super) fn mark(zone: u64) -> [u8; 9] {
     tagged(tag::MARK, InodeNo(zone))
 }
@@ -67,22 +67,22 @@ pub(super) fn parse_mark(key: &[u8]) -> Option<u64> {
     parse_u64(key.get(1..)?)
 }
 
-/// Symlink target.
+/// Key of a symlink's target.
 pub(super) fn symlink(ino: InodeNo) -> [u8; 9] {
     tagged(tag::SYMLINK, ino)
 }
 
-/// Cut under way.
+/// Key of a cut that is not finished.
 pub(super) fn cut(ino: InodeNo) -> [u8; 9] {
     tagged(tag::CUT, ino)
 }
 
-/// Orphan.
+/// Key of an orphan.
 pub(super) fn orphan(ino: InodeNo) -> [u8; 9] {
     tagged(tag::ORPHAN, ino)
 }
 
-/// Directory bucket; `hash` has 56 bits.
+/// Key of a directory bucket; `hash` has 56 bits.
 pub(super) fn bucket(parent: InodeNo, hash: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[..9].copy_from_slice(&tagged(tag::ENTRY, parent));
@@ -97,42 +97,42 @@ fn paged(tag: u8, ino: InodeNo, page: FilePage) -> [u8; 17] {
     key
 }
 
-/// Extent.
+/// Key of an extent.
 pub(super) fn extent(ino: InodeNo, page: FilePage) -> [u8; 17] {
     paged(tag::EXTENT, ino, page)
 }
 
-/// Image of a page.
+/// Key of the image of a page.
 pub(super) fn image(ino: InodeNo, page: FilePage) -> [u8; 17] {
     paged(tag::IMAGE, ino, page)
 }
 
-/// Images of the pages `[first, end)` of a file. No file has a page `u64::MAX`.
+/// Keys of the images of the pages `[first, end)` of a file. No file has a page `u64::MAX`.
 pub(super) fn images(ino: InodeNo, first: FilePage, end: FilePage) -> KeyRange {
     KeyRange { from: image(ino, first).to_vec(), to: image(ino, end).to_vec() }
 }
 
-/// Piece of an extended attribute. The name's length comes first, so that no name's pieces are among another's.
-/// Names are at most 255 bytes long.
+/// Key of a piece of an extended attribute. The name's length comes first, so that the pieces of no name are among another's. Names have at most 255
+/// bytes.
 pub(super) fn xattr(ino: InodeNo, name: &[u8], piece: u8) -> Vec<u8> {
     [&tagged(tag::XATTR, ino)[..], &[name.len() as u8], name, &[piece]].concat()
 }
 
-/// All pieces of one extended attribute.
+/// Keys of all pieces of one extended attribute.
 pub(super) fn all_of_xattr(ino: InodeNo, name: &[u8]) -> KeyRange {
     let mut first = xattr(ino, name, 0);
     first.pop();
     prefixed(&first)
 }
 
-/// Client.
+/// Key of a client.
 pub(super) fn client(client: ClientId) -> [u8; 17] {
     let mut key = [tag::CLIENT; 17];
     key[1..].copy_from_slice(&client.0.to_be_bytes());
     key
 }
 
-/// Slot of a client.
+/// Key of a slot of a client.
 pub(super) fn client_slot(client: ClientId, slot: SlotIndex) -> [u8; 19] {
     let mut key = [tag::CLIENT; 19];
     key[..17].copy_from_slice(&self::client(client));
@@ -145,16 +145,16 @@ pub(super) fn is_slot(key: &[u8]) -> bool {
     key.len() == 19 && key[0] == tag::CLIENT
 }
 
-/// A client and its slots.
+/// Keys of a client and its slots.
 pub(super) fn all_of_client(client: ClientId) -> KeyRange {
     prefixed(&self::client(client))
 }
 
 /// A range of keys: `from <= key < to`.
 pub struct KeyRange {
-    /// First key.
+    /// The first key.
     pub from: Vec<u8>,
-    /// First key past the range.
+    /// The first key behind the range.
     pub to: Vec<u8>,
 }
 

@@ -1,16 +1,16 @@
 //! Live inodes: those whose data changed in memory and is not durable yet.
 //!
-//! A write moves size, allocation, times and change counter here, and nowhere else; a data commit moves them to
-//! the store. Other operations read and write *around* it: they see the live times and counter, and write them,
-//! but with the durable size and allocation, which alone may be on disk.
+//! A write changes size, allocation, times and change counter here, and nowhere else; a data commit moves them to the store. Other operations read
+//! and write *around* that: they see and write the live times and counter, but write the durable size and allocation, because only these may be on
+//! disk.
 //!
 //! # Ordering
-//! A shard's lock is held over the load of a record that is not live, so an inode cannot become live, or stop being it,
-//! between the two: all that is read was true at one instant. Lock order: the writer's mutex, then a shard, then the store.
+//! A shard's lock is held while the record of an inode that is not live is loaded, so that the inode cannot become live, or stop being live, in
+//! between: everything that is read was true at one instant. Lock order: the writer's mutex, then a shard, then the store.
 //!
-//! An inode's change counter also says in which order its contents and its times were changed, by notes and by batches:
-//! clients' restored changes are judged by it. So no two of them may take the same value. A batch takes the one after the
-//! value it was made from; a note that comes before the batch has settled takes a later one (`look`, `end_batch`).
+//! An inode's change counter also gives the order in which notes and batches changed its contents and times; restored changes of clients are judged
+//! by it. So no two changes may have the same value. A batch takes the value after the one that it was made from. A note that comes before the batch
+//! has settled takes a later one (`look`, `end_batch`).
 //!
 //! # Bound
 //! One entry for each inode with dirty data; the region layer bounds those by its dirty limit.
@@ -25,45 +25,45 @@ use std::collections::HashMap;
 /// Shards of the table: a few times the number of worker threads.
 const SHARDS: usize = 16;
 
-/// What changed in memory about an inode's data.
+/// A change of an inode's data in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoteData {
-    /// The length now.
+    /// The new length.
     pub size: Option<u64>,
-    /// Pages held now, fresh ones included.
+    /// The number of pages held now, with fresh ones.
     pub allocated_pages: Option<u64>,
-    /// Contents changed: times and change counter move.
+    /// Whether contents changed, so that times and change counter move.
     pub modified: bool,
 }
 
 /// A live inode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live {
-    /// As everybody sees it.
+    /// The inode as all readers see it.
     pub record: InodeRecord,
-    /// Length in the store.
+    /// The length in the store.
     pub durable_size: u64,
-    /// Pages in the store.
+    /// The number of pages in the store.
     pub durable_pages: u64,
 }
 
 impl Live {
-    /// Starts from what is stored.
+    /// A live inode that equals its stored record.
     pub(super) fn from_stored(record: InodeRecord) -> Self {
         Self { record, durable_size: record.size, durable_pages: record.allocated_pages }
     }
 
-    /// As a batch may write it.
+    /// The record as a batch may write it.
     pub(super) fn writable(&self) -> InodeRecord {
         InodeRecord { size: self.durable_size, allocated_pages: self.durable_pages, ..self.record }
     }
 
-    /// A batch wrote `stored`. Gives whether the inode is still live.
+    /// Updates the inode after a batch wrote `stored`. Returns whether it is still live.
     pub(super) fn settle(&mut self, stored: &InodeRecord, kind: SettleKind) -> bool {
         let live = self.record;
         let noted_meanwhile = match kind {
             SettleKind::DataCommit => live.change != stored.change,
-            // The operation moved the counter on from what was live when it began.
+            // The operation set the counter to one more than the live value when it began.
             SettleKind::Truncation(_) | SettleKind::Other => live.change >= stored.change,
         };
         if kind != SettleKind::DataCommit {
@@ -91,22 +91,22 @@ impl Live {
     }
 }
 
-/// What a batch did to the data of the inodes it wrote.
+/// The effect of a batch on the data of the inodes that it wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SettleKind {
-    /// Made live data durable.
+    /// The batch made live data durable.
     DataCommit,
-    /// Set the live length to this; the stored one may stay below it.
+    /// The batch set the live length to this value; the stored length may stay below.
     Truncation(u64),
-    /// Nothing.
+    /// The batch did not change data.
     Other,
 }
 
-/// Live inodes whose numbers have the same remainder.
+/// The live inodes of one shard.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     inodes: HashMap<InodeNo, Live>,
-    /// What the batch under way is made from: a few.
+    /// The few inodes from which the batch under way is made.
     in_batch: Vec<InodeNo>,
 }
 
@@ -120,7 +120,7 @@ impl Shard {
         self.inodes.insert(ino, Live::from_stored(record));
     }
 
-    /// Notes a change in memory of a live inode; gives it as it is now.
+    /// Notes a change in memory of a live inode. Returns the inode as of now.
     pub(super) fn note(
         &mut self,
         ino: InodeNo,
@@ -134,7 +134,7 @@ impl Shard {
         record.allocated_pages = note.allocated_pages.unwrap_or(record.allocated_pages);
         if note.modified {
             (record.mtime, record.ctime) = (now, now);
-            // The next one is the batch's.
+            // The next value is the batch's.
             record.change = (record.change + 1).max(change_floor) + u64::from(in_batch);
         }
         *record
@@ -164,7 +164,7 @@ impl LiveInodes {
         self.read(ino).get(ino).copied()
     }
 
-    /// As `get`, for a batch to be made from. `looked` is for `end_batch`.
+    /// Like `get`, for an inode from which a batch is made. `looked` is for `end_batch`.
     pub(super) fn look(&self, ino: InodeNo, looked: &RefCell<Vec<InodeNo>>) -> Option<Live> {
         let mut shard = self.write(ino);
         shard.in_batch.push(ino);
@@ -172,7 +172,7 @@ impl LiveInodes {
         shard.get(ino).copied()
     }
 
-    /// The batch has settled, or there is none.
+    /// Called when the batch has settled, or is not made.
     pub(super) fn end_batch(&self, looked: &[InodeNo]) {
         for ino in looked {
             self.write(*ino).in_batch.retain(|other| other != ino);
@@ -180,7 +180,7 @@ impl LiveInodes {
     }
 
     pub(super) fn settle(&self, ino: InodeNo, stored: Option<&InodeRecord>, kind: SettleKind) {
-        // Most operations are on inodes that are not live: look before taking the shard for writing.
+        // Most operations are on inodes that are not live, so the shard is read before it is locked for writing.
         if self.read(ino).get(ino).is_none() {
             return;
         }

@@ -1,4 +1,4 @@
-//! The façade's reads. None takes the writer's mutex.
+//! Reads of the façade. None of them takes the writer's mutex.
 
 use super::answer::Answer;
 use super::error::MetaError;
@@ -16,8 +16,7 @@ use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::DirEntry;
 use cuttlefs_common::status::Status;
 
-/// How often a lookup starts over when the inode it found went away before it was read. Each time means that
-/// somebody replaced the name in between.
+/// How many times a lookup starts again if the inode that it found was removed before it was read. Each time the name was replaced in between.
 const LOOKUP_TRIES: usize = 8;
 
 impl Meta {
@@ -30,7 +29,7 @@ impl Meta {
     }
 
     pub(super) fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
-        // Held over the load: see `live`.
+        // Held while the record is loaded: see `live`.
         let shard = self.live.read(ino);
         let record = match shard.get(ino) {
             Some(live) => Some(live.record),
@@ -39,7 +38,7 @@ impl Meta {
         record.ok_or(MetaError::Refused(Status::Stale))
     }
 
-    /// Attributes, with live size and times.
+    /// The attributes of an inode, with live size and times.
     ///
     /// # Errors
     /// `Stale` if there is no such inode, `Io`.
@@ -47,7 +46,7 @@ impl Meta {
         self.inode(ino).map(|record| record.attr(ino)).map_err(|e| self.fail("attr", e))
     }
 
-    /// The directory a directory is in; the root is in itself.
+    /// The parent of a directory; the root's is the root itself.
     ///
     /// # Errors
     /// `Stale`, `NotDirectory`, `Io`.
@@ -56,7 +55,7 @@ impl Meta {
         if record.is_directory() { Ok(record.parent) } else { Err(Status::NotDirectory) }
     }
 
-    /// Finds a name; also `.` and `..`. Whether `..` may leave an export is the caller's to check.
+    /// Looks up a name, also `.` and `..`. The caller checks whether `..` leaves an export.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` if the directory is gone, `Io`.
@@ -73,7 +72,7 @@ impl Meta {
     fn find(&self, parent: InodeNo, name: &[u8]) -> Result<Attr, MetaError> {
         for _ in 0..LOOKUP_TRIES {
             let Some(found) = self.stored().find(parent, name)? else {
-                // Why? Only now does the directory itself matter.
+                // Only for the error's status the directory itself is read.
                 let directory = self.inode(parent)?;
                 let status = if directory.is_directory() { Status::NotFound } else { Status::NotDirectory };
                 return Err(status.into());
@@ -88,12 +87,12 @@ impl Meta {
         Err(MetaError::Inconsistent { what: "an entry names no inode", ino: parent.0 })
     }
 
-    /// Lists a directory behind `cookie` (0: from the start), in cookie order, until the visitor returns `false`:
-    /// that entry was not taken. Without `.` and `..`. An entry that is there all the time is listed once,
-    /// whatever happens to others. Gives whether the end was reached.
+    /// Lists a directory from behind `cookie` (0: from the start), in the order of cookies, until the visitor returns `false`, which means that it
+    /// did not take that entry. Without `.` and `..`. An entry that exists all the time is listed once, whatever happens to others. Returns whether
+    /// the end was reached.
     ///
     /// # Errors
-    /// `Invalid` for a cookie that was never given, `Stale`, `NotDirectory`, `Io`.
+    /// `Invalid` for a cookie that was never given out, `Stale`, `NotDirectory`, `Io`.
     pub fn read_dir(
         &self,
         ino: InodeNo,
@@ -108,7 +107,7 @@ impl Meta {
             let attr = match plus.then(|| self.inode(found.ino)) {
                 None => None,
                 Some(Ok(record)) => Some(record.attr(found.ino)),
-                // Unlinked since its bucket was read.
+                // The entry was unlinked since its bucket was read.
                 Some(Err(MetaError::Refused(_))) => return Ok(true),
                 Some(Err(error)) => return Err(error),
             };
@@ -131,7 +130,7 @@ impl Meta {
             }
             match self.stored().symlink(ino)? {
                 Some(target) => Ok(target),
-                // Gone since, or never whole.
+                // The symlink is gone, or was never whole.
                 None => {
                     self.inode(ino)?;
                     Err(MetaError::Inconsistent { what: "a symlink has no target", ino: ino.0 })
@@ -152,8 +151,8 @@ impl Meta {
                 return Err(Status::NoAttribute.into());
             }
             let value = self.stored().xattr(ino, name);
-            // A value is several records. If the inode changed meanwhile they may be of two values, which can look
-            // like damage too: read again, with the writers kept out.
+            // A value is several records. If the inode changed meanwhile, they may be of two values, which can also look like damage. So the value is
+            // read again with the writers kept out.
             let value = if self.inode(ino)?.change == before.change {
                 value
             } else {
@@ -165,13 +164,13 @@ impl Meta {
         read().map_err(|e| self.fail("xattr", e))
     }
 
-    /// A file's access control list. Without the writer's mutex, for changes are judged under it.
+    /// A file's access control list. Does not take the writer's mutex, because changes are judged under it.
     ///
     /// # Errors
     /// `Io`.
     pub fn access_list(&self, ino: InodeNo) -> Result<Option<Vec<u8>>, Status> {
         let read = || self.stored().xattr(ino, ACCESS_ACL_XATTR);
-        // A list of several records may be read while it is replaced.
+        // A list of several records may be replaced while it is read.
         let mut list = read();
         for _ in 1..LOOKUP_TRIES {
             if list.is_ok() {
@@ -182,7 +181,7 @@ impl Meta {
         list.map_err(|e| self.fail("access_list", e))
     }
 
-    /// Names of an inode's extended attributes, each ended by NUL.
+    /// The names of an inode's extended attributes, each ended by NUL.
     ///
     /// # Errors
     /// `Stale`, `Io`.
@@ -200,8 +199,7 @@ impl Meta {
         read().map_err(|e| self.fail("xattr_names", e))
     }
 
-    /// The durable range table of a file, in file order. Whoever commits data of the file meanwhile keeps the two
-    /// apart.
+    /// The durable range table of a file, in file order. The caller must not let data of the file be committed meanwhile.
     ///
     /// # Errors
     /// `Io`.
@@ -217,7 +215,7 @@ impl Meta {
         Ok(extents)
     }
 
-    /// Which pool pages extents name, orphans' included: what is not named is free. Returns how many pages contradict that
+    /// Visits the map of the pool pages that extents have, also those of orphans; all other pages are free. Returns how many pages contradict that
     /// (`Store::pages`).
     ///
     /// # Errors
@@ -226,7 +224,7 @@ impl Meta {
         self.store.pages(visit).map_err(|e| self.fail("pages", e.into()))
     }
 
-    /// Visits every extent of every inode, orphans included. Takes long: for tests, and for who looks for a page's owner.
+    /// Visits every extent of every inode, also of orphans. Takes long: for tests, and for searches of a page's file.
     ///
     /// # Errors
     /// `Io`.
@@ -234,7 +232,7 @@ impl Meta {
         self.stored().all_extents(visit).map_err(|e| self.fail("all_extents", e))
     }
 
-    /// What a request was answered, if it was done, and is the last of its slot that changed something.
+    /// The answer to a request, if it was done and is the last of its slot that changed something.
     ///
     /// # Errors
     /// `Io`.
@@ -244,7 +242,8 @@ impl Meta {
         Ok(slot.filter(|slot| slot.seq == request.seq).map(|slot| slot.answer))
     }
 
-    /// Clients that have not been forgotten. `None`: one of its requests came to its end when it was; nobody comes back for that.
+    /// The remembered clients. `None` for a client that was already forgotten when its last request was done, and that will not come back for the
+    /// answer.
     ///
     /// # Errors
     /// `Io`.

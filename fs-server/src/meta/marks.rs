@@ -1,4 +1,4 @@
-//! Marks of zones whose pages may be overwritten in place (`pool/sums`): a record for each, without contents.
+//! Marks of zones whose pages may be overwritten in place (`pool/sums`): each is a record without contents.
 
 use super::error::MetaError;
 use super::key::{self, tag};
@@ -22,7 +22,7 @@ fn batch_of(zones: &[u64], marked: bool) -> Batch {
 }
 
 impl Meta {
-    /// Zones that are marked.
+    /// The marked zones.
     ///
     /// # Errors
     /// `Io`.
@@ -38,7 +38,7 @@ impl Meta {
         Ok(zones)
     }
 
-    /// Marks zones, or removes their marks; durable with the next `flush`.
+    /// Marks zones, or removes their marks. Durable with the next `flush`.
     ///
     /// # Errors
     /// `NoSpace`, `Io`.
@@ -49,7 +49,7 @@ impl Meta {
     }
 }
 
-/// Marks in a store that nobody serves: fsck's.
+/// The marks in a store that is not being served, for fsck.
 pub struct StoredMarks(pub Arc<dyn Store>);
 
 impl MarkStore for StoredMarks {

@@ -1,16 +1,15 @@
-//! The store's in-memory twin, for tests and simulation.
+//! The store in memory, for tests and simulation.
 //!
-//! It remembers which batches were flushed, so a crash can be played at any batch: `MemoryStore::crashed` gives the
-//! store as a restart would find it.
+//! It remembers which batches were flushed, so that a test can crash it at any batch: `MemoryStore::crashed` returns the store as a restart would
+//! find it.
 //!
-//! A store with a `Life` ends with any batch or flush of its server. It leaves the same batches as the log of
-//! `disk_store`:
+//! A store with a `Life` ends with any batch or flush of its server. It leaves the same batches as the log of `disk_store`:
 //!
 //! | the server | left |
 //! | --- | --- |
-//! | is killed | every batch, for the log needs no sync to outlive it; the one it died with whole or not at all |
+//! | is killed | every batch, because the log needs no sync to outlive it; the batch it died in is there as a whole or not at all |
 //! | loses power | all flushed batches, and any number of the batches behind them, in order: a torn log ends at its first gap |
-//! | dies with a flush | as if the flush had not begun, or had been done in part |
+//! | dies in a flush | as if the flush had not begun, or had been done in part |
 
 use super::key;
 use super::store::{Batch, Direction, Store, StoreError, Visitor};
@@ -21,8 +20,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Records a scan copies under the lock at a time. The visitor runs without the lock, because it may call the
-/// store, and a read lock taken twice by one thread deadlocks with a writer waiting between.
+/// Records that a scan copies under the lock at a time. The visitor runs without the lock, because it may call the store, and a thread that takes a
+/// read lock twice deadlocks with a writer that waits in between.
 const SCAN_CHUNK: usize = 64;
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -30,24 +29,24 @@ type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 #[derive(Debug, Default)]
 struct Contents {
     current: Records,
-    /// As of the last flush.
+    /// The records as of the last flush.
     durable: Records,
-    /// Batches since, in order.
+    /// The batches since then, in order.
     unflushed: Vec<Batch>,
-    /// The batch that its server died with.
+    /// The batch in which its server died.
     cut_off: Option<Batch>,
 }
 
-/// What a store does wrong on purpose: what a test must notice.
+/// A fault that the store has on purpose, and that a test must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLie {
     /// `flush` makes nothing durable.
     Flush,
-    /// Batches do not keep which requests were done.
+    /// Batches do not keep the records of done requests.
     Slots,
     /// Batches do not keep images of pages.
     Images,
-    /// A batch that changes names forgets which requests of other clients were done.
+    /// A batch that changes names drops the records of other clients' done requests.
     OtherSlots,
 }
 
@@ -57,7 +56,7 @@ pub struct MemoryStore {
     contents: RwLock<Contents>,
     life: Life,
     lie: Option<StoreLie>,
-    /// Batches and flushes fail. Set and read by one test, relaxed.
+    /// Whether batches and flushes fail. Set and read by one test; relaxed.
     fails: AtomicBool,
 }
 
@@ -70,7 +69,7 @@ fn apply(records: &mut Records, batch: &Batch) {
     }
 }
 
-/// A batch that puts no such records.
+/// The batch without the puts of such records.
 fn without(batch: Batch, is_left_out: fn(&[u8]) -> bool) -> Batch {
     let mut left = Batch::default();
     for (key, value) in batch.into_changes() {
@@ -83,7 +82,7 @@ fn without(batch: Batch, is_left_out: fn(&[u8]) -> bool) -> Batch {
     left
 }
 
-/// A batch of names that takes away the records of requests that it does not put.
+/// A batch of names that also removes the records of requests that it does not put.
 fn forgetting_others(mut batch: Batch, records: &Records) -> Batch {
     if batch.iter().any(|(key, _)| key[0] == key::tag::ENTRY) {
         let puts: Vec<Vec<u8>> = batch.iter().map(|(key, _)| key.to_vec()).collect();
@@ -99,17 +98,17 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// An empty store of a server that does not live for ever.
+    /// An empty store of a server that ends with this life.
     pub fn of(life: Life) -> Self {
         Self { life, ..Self::default() }
     }
 
-    /// The same, doing something wrong from now on.
+    /// The same store with a fault from now on.
     pub fn lying(self, lie: Option<StoreLie>) -> Self {
         Self { lie, ..self }
     }
 
-    /// The store as the next server finds it when this one was killed.
+    /// The store as the next server finds it after a kill of this one.
     pub fn killed(&self, random: &dyn Random) -> Self {
         let left = self.left(|contents, batches| {
             let whole = batches - usize::from(contents.cut_off.is_some());
@@ -136,7 +135,7 @@ impl MemoryStore {
         }
     }
 
-    /// What is left when `kept` of the unflushed batches are; the one that was cut off counts as one of them.
+    /// The contents after `kept` of the unflushed batches. The batch in which the server died counts as one of them.
     fn left(&self, kept: impl Fn(&Contents, usize) -> usize) -> Contents {
         let contents = self.contents.read();
         let mut batches: Vec<Batch> = contents.unflushed.iter().chain(&contents.cut_off).cloned().collect();
@@ -146,7 +145,7 @@ impl MemoryStore {
         Contents { current, durable: contents.durable.clone(), unflushed: batches, cut_off: None }
     }
 
-    /// Makes every batch and flush fail from now on, or no more.
+    /// Makes every batch and flush fail from now on, or ends that.
     #[cfg(test)]
     pub(crate) fn fail(&self, fails: bool) {
         self.fails.store(fails, Ordering::Relaxed);
@@ -156,12 +155,12 @@ impl MemoryStore {
         if self.fails.load(Ordering::Relaxed) { Err(StoreError::Poisoned) } else { Ok(()) }
     }
 
-    /// How many batches are not flushed yet.
+    /// The number of batches that are not flushed yet.
     pub fn unflushed_batches(&self) -> usize {
         self.contents.read().unflushed.len()
     }
 
-    /// The store as it may be found after a crash that kept the first `kept_batches` unflushed batches.
+    /// The store after a crash that kept the first `kept_batches` unflushed batches.
     pub fn crashed(&self, kept_batches: usize) -> Self {
         let contents = self.contents.read();
         let mut records = contents.durable.clone();
@@ -209,7 +208,7 @@ impl Store for MemoryStore {
             let Some((key, _)) = chunk.into_iter().next_back().filter(|_| !last_chunk) else {
                 return Ok(());
             };
-            // `BTreeMap::range` refuses a range excluded on both ends at one key.
+            // `BTreeMap::range` panics if both ends exclude the same key.
             match direction {
                 Direction::Forward => {
                     if key.as_slice() >= to {

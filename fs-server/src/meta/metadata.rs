@@ -1,7 +1,7 @@
-//! The façade: the order of changes of metadata, and the live inodes beside it.
+//! The façade: it orders the changes of metadata, and has the live inodes beside them.
 //!
-//! One mutex orders mutations: apply, commit, settle. Readers do not take it. Everything may be called from any
-//! thread; `flush` blocks on the device, the rest on memory only (and on reads of the store that miss its cache).
+//! One mutex orders mutations: apply, commit, settle. Readers do not take it. Everything may be called from any thread. `flush` blocks on the device;
+//! the other functions use memory only (and read the store on disk if its cache misses).
 
 use super::answer::Answer;
 use super::apply::apply;
@@ -27,21 +27,21 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Inode numbers reserved at a time. A number is used only below a durable bound, and the bound is moved in the
-/// batch of a create when half of the block is left; so a flush a second keeps ahead of 30 thousand creates a
-/// second, and faster ones pay one flush each block. A crash skips at most two blocks of 2^64 numbers.
+/// Inode numbers that are reserved at a time. A number is used only below a durable bound, and the bound is raised in the batch of a create when half
+/// of the block is left. So with a flush a second the bound keeps ahead of 30 thousand creates a second, and faster creates pay one flush for each
+/// block. A crash skips at most two blocks of 2^64 numbers.
 const INO_BLOCK: u64 = 1 << 16;
-/// What an inode takes on the store's device with its name, about: for `df`.
+/// About the bytes that an inode with its name takes on the store's device, for `df`.
 const INODE_BYTES: u64 = 1024;
-/// So many are told at most, for programs that add them up.
+/// The most free inodes that are reported, for programs that add such figures up.
 const ROOM_INODES_MAX: u64 = 1 << 40;
 
-/// What a new store is made with.
+/// The parameters of a new store.
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
     /// The pool's identity.
     pub uuid: [u8; 16],
-    /// Secret of the name hash, from the system's random numbers.
+    /// Secret key of the name hash, drawn from the system's random numbers.
     pub hash_key: HashKey,
     /// Owner of the root directory.
     pub root: Caller,
@@ -49,21 +49,21 @@ pub struct Format {
     pub root_mode: u16,
 }
 
-/// State only the holder of the writer's mutex changes.
+/// State that only the holder of the writer's mutex changes.
 #[derive(Debug)]
 pub(super) struct Writer {
-    /// The next number to give out.
+    /// The next inode number to give out.
     next_ino: u64,
 }
 
-/// What it takes to make durable what was done so far.
+/// What must be done to make everything so far durable.
 #[derive(Debug)]
 pub enum FlushStep {
     /// Nothing.
     Nothing,
-    /// This write, and `end_flush` once it is durable.
+    /// Do this write, and call `end_flush` once it is durable.
     Write(DirectFlush, BlockWrite),
-    /// `flush`, which blocks.
+    /// Call `flush`, which blocks.
     Block,
 }
 
@@ -71,12 +71,12 @@ pub enum FlushStep {
 #[derive(Debug)]
 pub struct DirectFlush {
     sync: DirectSync,
-    /// Bound of reserved inode numbers that it makes durable.
+    /// The bound of reserved inode numbers that it makes durable.
     reserved: u64,
 }
 
 impl DirectFlush {
-    /// Whether a `flush` should follow soon, by somebody who can block.
+    /// Whether a caller that can block should `flush` soon.
     pub fn is_flush_due(&self) -> bool {
         self.sync.is_flush_due
     }
@@ -92,15 +92,14 @@ pub struct Meta {
     clean_predecessor: Option<u64>,
     pub(super) change_floor: u64,
     pub(super) writer: Mutex<Writer>,
-    /// Bound of reserved inode numbers in the store. Written under the writer's mutex, after the commit; read by
-    /// `flush` before the store's. Release and acquire: what is read was committed.
+    /// Bound of reserved inode numbers in the store. Written under the writer's mutex, after the commit; read by `flush` before it syncs the store.
+    /// Release and acquire: a bound that is read was committed.
     reserved: AtomicU64,
-    /// Bound of reserved inode numbers that is durable: only ever raised (`fetch_max`). Release and acquire as
-    /// above, with the flush between.
+    /// Bound of reserved inode numbers that is durable. Only ever raised (`fetch_max`). Release and acquire as above, with the flush in between.
     durable_reserved: AtomicU64,
     pub(super) orphans: Mutex<BTreeSet<InodeNo>>,
     pub(super) climbs: Climbs,
-    /// A figure for people; relaxed.
+    /// The number of inodes, for status; relaxed.
     inodes: AtomicU64,
     /// Store failures and records that did not parse; relaxed.
     damage: AtomicU64,
@@ -175,7 +174,7 @@ impl Meta {
         Ok(())
     }
 
-    /// The pool a store belongs to, and the key of its name hash.
+    /// The identity of a store's pool, and the key of its name hash.
     ///
     /// # Errors
     /// [`MetaError`].
@@ -196,7 +195,7 @@ impl Meta {
         batch.put(key::NEXT_INO, record::encode(&CounterRecord(next_ino + INO_BLOCK)));
         batch.put(key::STARTS, record::encode(&CounterRecord(starts)));
         let clean_predecessor = counter(&*store, key::CLEAN)?;
-        // Whoever stops after this one must say so again.
+        // A later clean stop must put it again.
         batch.remove(key::CLEAN);
         store.commit(batch)?;
         store.flush()?;
@@ -230,12 +229,12 @@ impl Meta {
         keys.into_iter().map(parse).collect()
     }
 
-    /// What is stored, without what is live.
+    /// The stored metadata, without live inodes.
     pub(super) fn stored(&self) -> View<'_> {
         View::of_store(&*self.store, self.hash_key)
     }
 
-    /// Turns an error into a status; damage is logged and counted, here and nowhere else.
+    /// Turns an error into a status. Damage is logged and counted here, and nowhere else.
     pub(super) fn fail(&self, operation: &'static str, error: MetaError) -> Status {
         let advice = match &error {
             MetaError::Refused(status) => return *status,
@@ -263,17 +262,17 @@ impl Meta {
         self.clean_predecessor
     }
 
-    /// Inodes there are, orphans included.
+    /// The number of inodes, with orphans.
     pub fn inode_count(&self) -> u64 {
         self.inodes.load(Ordering::Relaxed)
     }
 
-    /// What the store takes.
+    /// Figures of the store.
     pub fn store_figures(&self) -> StoreFigures {
         self.store.figures()
     }
 
-    /// Whether more may be put into the store: names, inodes, attributes, extents. What takes them away needs no room.
+    /// Whether more records may be put: names, inodes, attributes, extents. Removals need no room.
     pub fn has_room(&self) -> bool {
         self.store.room_bytes() > 0
     }
@@ -283,26 +282,25 @@ impl Meta {
         self.store.takes_contents()
     }
 
-    /// Inodes there is room for, about.
+    /// About the number of inodes for which there is room.
     pub fn room_inodes(&self) -> u64 {
         (self.store.room_bytes() / INODE_BYTES).min(ROOM_INODES_MAX)
     }
 
-    /// Inodes whose data is not wholly durable.
+    /// The number of inodes with data that is not durable.
     pub fn live_count(&self) -> usize {
         self.live.len()
     }
 
-    /// Store failures and damaged records met since the start.
+    /// Failures of the store and damaged records since the start.
     pub fn damage_count(&self) -> u64 {
         self.damage.load(Ordering::Relaxed)
     }
 
-    /// Does an operation: one batch, visible when this returns, durable with the next `flush`.
+    /// Does an operation as one batch, which is visible when this returns, and durable with the next `flush`.
     ///
-    /// `is_open` says whether an inode that loses its last name must be kept. It is asked under the writer's
-    /// mutex, so it must not call back here; and whoever opens a file registers that *before* reading its
-    /// attributes, so that the file is either seen as open or found gone.
+    /// `is_open` says whether an inode that loses its last name must be kept. It is called under the writer's mutex, so it must not call back here. A
+    /// caller that opens a file registers that *before* it reads the file's attributes, so that the file is either seen as open or found to be gone.
     ///
     /// # Errors
     /// As POSIX says; `Io` if the metadata cannot be read or written.
@@ -317,12 +315,12 @@ impl Meta {
             .map_err(|e| self.fail(name_of(operation), e))
     }
 
-    /// As `execute`, if `judge` lets it pass, which sees what is there when it is done: no other change comes between. What it
-    /// gives is done instead. It is asked under the writer's mutex: it may look things up here (`attr`, `lookup`), and must
-    /// not call what takes that.
+    /// Like `execute`, if `judge` allows the operation. `judge` sees the metadata on which the operation is done: no other change comes in between.
+    /// If it returns another operation, that is done instead. It is called under the writer's mutex: it may look things up here (`attr`, `lookup`),
+    /// and must not call functions that take that mutex.
     ///
     /// # Errors
-    /// As `execute`, and `judge`'s.
+    /// The errors of `execute`, and those of `judge`.
     pub fn execute_judged<'o>(
         &self,
         caller: Caller,
@@ -349,7 +347,7 @@ impl Meta {
         }
         let looked = RefCell::default();
         let outcome = match operation {
-            // It takes the times and counters of notes, and none of its own.
+            // It writes times and counters of notes, and has none of its own.
             Operation::CommitData { .. } => {
                 self.execute_on(writer, caller, operation, is_open, &|ino| self.live.get(ino))
             }
@@ -400,7 +398,7 @@ impl Meta {
         if let Some(request) = caller.request
             && !applied.batch.is_empty()
         {
-            // In the same batch: after a crash the effect and its answer are both there, or neither.
+            // In the same batch, so that after a crash the effect and its answer are both there, or neither.
             let answer = Answer::to(operation, applied.outcome.attr, caller.opens);
             let slot = key::client_slot(request.client, request.slot);
             applied.batch.put(slot, record::encode(&SlotRecord { seq: request.seq, answer }));
@@ -439,7 +437,7 @@ impl Meta {
         }
     }
 
-    /// Adds a reservation to the batch when half of the block is left; gives the new bound.
+    /// Adds a reservation to the batch if half of the block is left. Returns the new bound.
     fn reserve(&self, writer: &Writer, batch: &mut Batch) -> Option<u64> {
         let reserved = self.reserved.load(Ordering::Relaxed);
         if reserved.saturating_sub(writer.next_ino) > INO_BLOCK / 2 {
@@ -450,7 +448,7 @@ impl Meta {
         Some(bound)
     }
 
-    /// Makes sure that the next number is below the durable bound.
+    /// Makes sure that the next inode number is below the durable bound.
     fn ensure_number(&self, writer: &Writer) -> Result<(), MetaError> {
         if writer.next_ino < self.durable_reserved.load(Ordering::Acquire) {
             return Ok(());
@@ -463,7 +461,7 @@ impl Meta {
         self.flush_store()
     }
 
-    /// For tests: the next inode that is made gets this number.
+    /// For tests: sets the number of the next new inode.
     #[cfg(test)]
     pub(crate) fn number_next(&self, ino: InodeNo) {
         self.writer.lock().next_ino = ino.0;
@@ -476,12 +474,12 @@ impl Meta {
         Ok(())
     }
 
-    /// Makes ready what lets `begin_flush` give a write. Blocks; for once.
+    /// Prepares the files that `begin_flush` needs for writes. Blocks. Called once.
     pub fn prepare_flushes(&self) {
         self.store.prepare_sync();
     }
 
-    /// Begins what `flush` does, for who does not want to block. One at a time; one that is given up counts for nothing.
+    /// Begins a flush for a caller that does not want to block. There is one at a time; one that is given up counts for nothing.
     ///
     /// # Errors
     /// As `flush`.
@@ -494,7 +492,7 @@ impl Meta {
         })
     }
 
-    /// The write of a flush ended so; `false` if it takes a `flush` after all.
+    /// Ends a flush with the result of its write; `false` if a `flush` is needed after all.
     ///
     /// # Errors
     /// As `flush`.
@@ -506,7 +504,7 @@ impl Meta {
         Ok(ended)
     }
 
-    /// Blocks until everything done so far is durable.
+    /// Blocks until all operations so far are durable.
     ///
     /// # Errors
     /// `Io`; final: the store takes no further batch until the server restarts.
@@ -514,12 +512,12 @@ impl Meta {
         self.flush_store().map_err(|e| self.fail("flush", e))
     }
 
-    /// Whether everything done so far is durable.
+    /// Whether all operations so far are durable.
     pub fn is_durable(&self) -> bool {
         self.store.is_durable()
     }
 
-    /// How far the scrub had come, as far as is known: without that it begins anew.
+    /// The stored state of the scrub; `None` if there is none, or it cannot be read: then the scrub begins anew.
     pub fn scrub(&self) -> Option<ScrubRecord> {
         let read = || match self.store.get(key::SCRUB)? {
             Some(value) => record::parse(&value).map(Some).map_err(MetaError::record(key::SCRUB)),
@@ -531,7 +529,7 @@ impl Meta {
         })
     }
 
-    /// Keeps how far the scrub has come; durable with the next `flush`.
+    /// Stores the state of the scrub. Durable with the next `flush`.
     ///
     /// # Errors
     /// `Io`.
@@ -542,9 +540,8 @@ impl Meta {
         self.store.commit(batch).map_err(|e| self.fail("keep_scrub", e.into()))
     }
 
-    /// Gives back the unused part of the reserved inode numbers, and flushes. For a clean stop, when nothing
-    /// calls any more; what comes later all the same works. `clean`: the server of this epoch has written
-    /// everything back, which the next one may tell its clients.
+    /// Gives back the unused part of the reserved inode numbers, and flushes. For a clean stop, when nothing calls any more; later calls work all the
+    /// same. `clean`: the server of this epoch has written everything back, which the next server may tell its clients.
     ///
     /// # Errors
     /// `Io`.
@@ -556,7 +553,7 @@ impl Meta {
             batch.put(key::CLEAN, record::encode(&CounterRecord(epoch)));
         }
         let close = || {
-            // Lowered first: a later create must reserve again.
+            // Lowered first, so that a later create must reserve again.
             self.durable_reserved.store(writer.next_ino, Ordering::Release);
             self.reserved.store(writer.next_ino, Ordering::Release);
             self.store.commit(batch)?;
@@ -570,8 +567,8 @@ impl Meta {
     }
 }
 
-/// Whether an operation puts records into the store that were not there, without bound: those are refused while there is no room.
-/// A rename makes as many as it removes, but for a whiteout; write-back of data that was accepted must not fail.
+/// Whether an operation adds records to the store, without bound: such operations are refused while there is no room. A rename adds as many as it
+/// removes, except a whiteout. Write-back of data that was accepted must not fail.
 fn adds(operation: &Operation<'_>, outcome: &Outcome) -> bool {
     match operation {
         Operation::Make { .. }

@@ -1,27 +1,27 @@
 //! Metadata: names, inodes, extents, attributes, orphans and sessions, as records of one ordered store.
 //!
-//! * `store` the narrow trait; `disk_store` and `memory_store` implement it
+//! * `store` the trait; `disk_store` and `memory_store` implement it
 //! * `key`, `record`, `name` the formats
-//! * `operation` the set of operations; `apply` one operation -> one batch, pure
+//! * `operation` the set of operations; `apply` from one operation to one batch, without side effects
 //! * `answer` the answer to a request, as its slot's record keeps it
 //! * `climbs` the check whether a directory lies below another, where that takes long
 //! * `view`, `draft`, `extent_edit` the state that `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
 //! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call
 //! * `images` contents that a sync covers and that are not in their places yet
-//! * `page_map` the pool pages that extents name, kept beside the records
+//! * `page_map` the map of the pool pages that extents have, kept beside the records
 //! * `survey` the check whether a store's records agree with each other; `problem` its findings; `repair` their repairs
 //!
 //! # Invariants
-//! * One operation is one batch; the store never holds a part of one (invariant 5 rides on that).
+//! * One operation is one batch, and the store never has a part of one (invariant 5 depends on that).
 //! * An inode record's size and extents cover only bytes that are durable ("What is durable when").
-//! * Inode numbers are never given out twice, also not across a crash: only numbers below a durable bound are
-//!   used, and a start of the server begins behind it.
+//! * Inode numbers are never given out twice, also not after a crash: only numbers below a durable bound are used, and a server's start begins behind
+//!   it.
 //! * Each entry names an inode; each inode has as many names as it counts, or is an orphan.
 //!
 //! # On failure
-//! A refusal is a `Status`. Damage and a failing store are logged with what to do, counted, and answered with
-//! `Status::Io`; nothing is guessed or repaired in passing.
+//! A refusal is a `Status`. Damage and a failing store are logged with what to do, counted, and answered with `Status::Io`. Nothing is guessed, or
+//! repaired on the side.
 
 mod answer;
 mod apply;

@@ -1,8 +1,7 @@
 //! Names of directory entries: their keyed hash, and the cookies made of it.
 //!
-//! A directory's entries are kept by hash, not by name: a lookup is one get, and a position in a listing is a number of
-//! 63 bits that stays good while names are made and removed, also across restarts. Names with one hash share a bucket
-//! of 128 slots; an entry keeps its slot for life.
+//! A directory's entries are kept by hash, not by name. So a lookup is one get, and a position in a listing is a number of 63 bits that stays valid
+//! while names are made and removed, also over restarts. Names with the same hash share a bucket of 128 slots; an entry keeps its slot for good.
 //!
 //! The hash is SipHash-2-4 under a secret key drawn for each pool, so that a client cannot choose names that fill a
 //! bucket. With 56 bits a directory of 10 million entries has about 700 buckets of two; 129 names in one bucket do not
@@ -12,7 +11,7 @@ use cuttlefs_common::status::Status;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 
-/// Entries one bucket can hold: what the cookie's slot bits can tell apart.
+/// Entries that a bucket can have: as many as the cookie's slot bits can tell apart.
 pub(super) const SLOTS_PER_BUCKET: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 7;
 const HASH_BITS: u32 = 56;
@@ -30,14 +29,13 @@ impl std::fmt::Debug for HashKey {
 }
 
 impl HashKey {
-    /// The 56-bit hash of a name; never 0, so that every cookie is past those the FUSE edge uses for the start,
-    /// `.` and `..`.
+    /// The 56-bit hash of a name. It is never 0, so that every cookie is greater than those that the FUSE client uses for the start, `.` and `..`.
     pub fn hash(&self, name: &[u8]) -> u64 {
         (SipHasher24::new_with_key(&self.0).hash(name) >> (64 - HASH_BITS)).max(1)
     }
 }
 
-/// A position in a directory: just behind one entry.
+/// A position in a directory: directly behind one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cookie(u64);
 
@@ -47,12 +45,12 @@ impl Cookie {
         Self(hash << SLOT_BITS | slot as u64)
     }
 
-    /// As it crosses the wire.
+    /// The cookie as clients get it.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Reads a cookie a client sent; any number below 2^63 is a position.
+    /// Parses a client's cookie. Any number below 2^63 is a position.
     ///
     /// # Errors
     /// `Invalid`.
@@ -60,7 +58,7 @@ impl Cookie {
         if raw >> (HASH_BITS + SLOT_BITS) != 0 { Err(Status::Invalid) } else { Ok(Self(raw)) }
     }
 
-    /// The bucket the position is in.
+    /// The hash of the position's bucket.
     pub const fn hash(self) -> u64 {
         self.0 >> SLOT_BITS
     }

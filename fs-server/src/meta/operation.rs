@@ -10,44 +10,43 @@ use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::{NewNode, RenameMode, Rights, XattrMode};
 use std::borrow::Cow;
 
-/// Most names an inode can have. Linux's tools expect 65000 or less of `LINK_MAX` on common file systems.
-/// Subdirectories do not count against it.
+/// Most names of an inode. Tools on Linux expect a `LINK_MAX` of at most 65000 on common file systems. Subdirectories do not count.
 pub const LINK_MAX: u32 = 65_000;
-/// Extended attributes an inode can have. Their list is bounded, too (`XATTR_LIST_MAX`).
+/// Most extended attributes of an inode. Their list is bounded, too (`XATTR_LIST_MAX`).
 pub const XATTRS_PER_INODE_MAX: u32 = 1024;
-/// Bytes of an extended attribute kept in one record.
+/// Bytes of an extended attribute in one record.
 pub(super) const XATTR_PIECE_BYTES: usize = 4096;
-/// An unlinked file with at most so many extents goes in the batch that unlinks it; larger ones become orphans
-/// first, so that no batch grows with a file.
+/// An unlinked file with at most so many extents is removed in the batch that unlinks it. Larger ones become orphans first, so that the size of a
+/// batch does not depend on the size of a file.
 pub(super) const INLINE_REAP_EXTENTS: usize = 64;
-/// Extents one batch of a reap, a cut or a punch removes.
+/// Extents that one batch of a reap, a cut or a punch removes.
 pub const REAP_BATCH_EXTENTS: usize = 1024;
 
-/// Names a request for good: a retransmission has the same, no other request ever has.
+/// The identity of a request, for good: a retransmission has the same, and no other request ever has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId {
-    /// Whose.
+    /// The client.
     pub client: ClientId,
-    /// In which slot of the client's session.
+    /// The slot of the client's session.
     pub slot: SlotIndex,
-    /// Its number in that slot.
+    /// The sequence number in that slot.
     pub seq: u64,
 }
 
-/// Who asks.
+/// The caller of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// User.
+    /// The user id.
     pub uid: u32,
-    /// Group.
+    /// The group id.
     pub gid: u32,
-    /// Permission bits that what is made does not get, where no default ACL says otherwise.
+    /// Permission bits that new inodes do not get, unless a default ACL applies.
     pub umask: u16,
-    /// A change of contents takes set-id bits and capabilities from the file.
+    /// Whether a change of contents takes set-id bits and capabilities from the file.
     pub drops_privileges: bool,
-    /// The request this is done for; its batch says that it was done.
+    /// The request of the operation; its batch notes that it was done.
     pub request: Option<RequestId>,
-    /// That request opens the file for this: its answer says so.
+    /// The rights with which that request opens the file, for its answer.
     pub opens: Option<Rights>,
 }
 
@@ -56,78 +55,78 @@ pub struct Caller {
 pub struct RangeUpdate {
     /// First page of the range.
     pub first: FilePage,
-    /// One past its last page.
+    /// The page behind its last page.
     pub end: FilePage,
-    /// All extents inside the range from now on: in order, apart, not empty. Gaps are holes.
+    /// All extents in the range from now on: in order, without overlaps, none empty. Gaps are holes.
     pub extents: Vec<Extent>,
 }
 
 /// A request whose changes of contents become durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DoneRequest {
-    /// Which request it was.
+    /// The request.
     pub request: RequestId,
-    /// What it was answered.
+    /// Its answer.
     pub answer: Answer,
 }
 
-/// What a batch makes durable of a file's contents.
+/// The changes of a file's contents that a batch makes durable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Covers {
-    /// Nothing that would be known by its counter.
+    /// No changes that have a counter.
     #[default]
     Nothing,
-    /// What had changed when its write-back began.
+    /// The changes that were made before its write-back began.
     Changes {
-        /// Up to this one.
+        /// All changes up to this counter.
         until: u64,
-        /// Of an earlier life of the server, restored since the last write-back: of each client the last.
+        /// Changes of an earlier life of the server that were restored since the last write-back: the last one of each client.
         restored: Vec<ClientChange>,
     },
-    /// A cut. `all`: with everything before it.
+    /// A cut. `all`: and all changes before it.
     Cut {
-        /// See there.
+        /// Whether all changes before it are covered as well.
         all: bool,
     },
 }
 
-/// The bytes of a page as a sync found them, without the zeros at their end.
+/// The bytes of a page at a sync, without the zeros at their end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageImage {
-    /// Which page of its file.
+    /// The file page.
     pub page: FilePage,
-    /// Them; a page at most.
+    /// The bytes; at most a page.
     pub bytes: Vec<u8>,
 }
 
-/// What becomes of the images of a file's pages.
+/// The change of the images of a file's pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Images {
-    /// Those of pages that the ranges leave without bytes go.
+    /// Images of pages that the ranges leave without bytes are removed.
     #[default]
     Follow,
-    /// These are put: their bytes need not be in their places to be durable.
+    /// These images are put: the bytes are durable without being in their places.
     Put(Vec<PageImage>),
-    /// All go: every byte of the file is in its place, durably.
+    /// All images are removed: every byte of the file is in its place, durably.
     Drop,
 }
 
-/// A file's data that became durable: what the store may say from now on.
+/// A file's data that became durable, and that the store may record now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataCommit {
-    /// File.
+    /// The file.
     pub ino: InodeNo,
-    /// Where its range table changed.
+    /// The changed parts of its range table.
     pub ranges: Vec<RangeUpdate>,
     /// Its durable length.
     pub size: u64,
-    /// The writes this covers, one a slot.
+    /// The requests that this covers: at most one for each slot.
     pub done: Vec<DoneRequest>,
-    /// The changes this covers.
+    /// The changes of contents that this covers.
     pub covers: Covers,
-    /// Whether it is a step of a cut.
+    /// Whether this is a step of a cut.
     pub cut: CutStep,
-    /// Where bytes are that the ranges say are there.
+    /// The change of the file's images.
     pub images: Images,
 }
 
@@ -139,20 +138,20 @@ impl DataCommit {
     }
 }
 
-/// What a batch says of a cut that takes several: a file that is cut off at a page loses what is behind it in steps, the last
-/// pages first, so that no batch grows with a file.
+/// The part of a batch in a cut that takes several. A file that is cut off at a page loses the pages behind it in steps, the last pages first, so
+/// that the size of a batch does not depend on the size of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutStep {
-    /// It is no step of a cut, or one in the midst of it.
+    /// No step of a cut, or one in the middle.
     #[default]
     Unchanged,
-    /// It begins: all that lies from this page on is on its way out. Until it is done, the file has no other change of its mapping.
+    /// The first step: all pages from this one on are being removed. Until the cut is finished, the file's mapping has no other change.
     From(FilePage),
-    /// Nothing is left of it.
+    /// The last step.
     Done,
 }
 
-/// Times and counter of the inode when its data was committed. The façade fills it in from the live inode.
+/// Times and change counter of the inode when its data was committed. The façade fills it in from the live inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataStamp {
     /// Last change of contents.
@@ -172,7 +171,7 @@ pub enum Operation<'a> {
         parent: InodeNo,
         /// Name to make.
         name: &'a [u8],
-        /// What.
+        /// The kind of inode.
         node: NewNode<'a>,
         /// Permission bits, umask not applied.
         mode: u16,
@@ -185,17 +184,17 @@ pub enum Operation<'a> {
         name: &'a [u8],
         /// Permission bits, umask not applied.
         mode: u16,
-        /// Fail if the name exists.
+        /// Whether to fail if the name exists.
         exclusive: bool,
     },
-    /// Makes a regular file without a name: an orphan from the beginning.
+    /// Makes a regular file without a name, which is an orphan from the beginning.
     CreateNameless {
-        /// Directory that it is made as if in.
+        /// The directory in which it would be, for its owner and lists.
         parent: InodeNo,
         /// Permission bits, umask not applied.
         mode: u16,
     },
-    /// Makes another name for an inode, or for an orphan that somebody has open the first.
+    /// Makes another name for an inode, or the first one for an orphan that is open.
     Link {
         /// Inode.
         ino: InodeNo,
@@ -204,7 +203,7 @@ pub enum Operation<'a> {
         /// The new name.
         name: &'a [u8],
     },
-    /// Removes a name of something that is no directory.
+    /// Removes the name of an inode that is not a directory.
     Unlink {
         /// Directory.
         parent: InodeNo,
@@ -228,15 +227,15 @@ pub enum Operation<'a> {
         new_parent: InodeNo,
         /// Target name.
         new_name: &'a [u8],
-        /// What if the target exists.
+        /// What to do if the target exists.
         mode: RenameMode,
     },
-    /// Changes attributes. With a size, `commit` tells what the truncation does to the extents; without it,
-    /// the records past the new end are trimmed.
+    /// Changes attributes. With a size, `commit` is the change of the extents by the truncation. Without `commit`, the records past the new end are
+    /// trimmed.
     SetAttr {
         /// Inode.
         ino: InodeNo,
-        /// What to change.
+        /// The changes.
         set: SetAttr,
         /// The truncation, prepared by the file's region.
         commit: Option<Box<DataCommit>>,
@@ -249,10 +248,10 @@ pub enum Operation<'a> {
         name: &'a [u8],
         /// Value.
         value: &'a [u8],
-        /// What if it exists or not.
+        /// What to do if it exists, or does not.
         mode: XattrMode,
     },
-    /// Takes set-id bits and capabilities from a file that somebody unprivileged is about to change.
+    /// Takes set-id bits and capabilities from a file that an unprivileged caller is about to change.
     DropPrivileges {
         /// Inode.
         ino: InodeNo,
@@ -264,42 +263,41 @@ pub enum Operation<'a> {
         /// Attribute.
         name: &'a [u8],
     },
-    /// Data of some files became durable. Files that are gone meanwhile are skipped: nothing of them is left to
-    /// be made durable.
+    /// Commits data of files that became durable. Files that are gone are skipped, because nothing of them has to be durable.
     CommitData {
-        /// Which, and what.
+        /// The data of each file.
         commits: Cow<'a, [DataCommit]>,
-        /// Of each, its stamp; `None` leaves times and counter as recorded.
+        /// The stamp of each; `None` leaves times and counter as they are.
         stamps: Vec<Option<DataStamp>>,
     },
     /// Frees an orphan, or a part of it.
     ReapOrphan {
         /// Inode.
         ino: InodeNo,
-        /// Nothing is left from this page on: what was taken away there before is not looked through again.
+        /// From this page on nothing is left. The records that were removed there are not read again.
         below: FilePage,
     },
-    /// Keeps that a client has a session: after a restart it may come back for what it had open.
+    /// Keeps that a client has a session: after a restart it may reclaim what it had open.
     PutClient {
-        /// Which.
+        /// The client.
         client: ClientId,
-        /// Whose it is.
+        /// The client's peer.
         owner: PeerKey,
     },
-    /// A client's session is over and it has nothing open any more. Which of its requests were done is still kept.
+    /// Keeps that a client has no session and nothing open any more. The answers to its requests are still kept.
     EndSession {
-        /// Whose.
+        /// The client.
         client: ClientId,
     },
-    /// Forgets a client and which of its requests were done: it is gone and sends none again.
+    /// Forgets a client and the answers to its requests: it is gone and sends none again.
     RemoveClient {
-        /// Whose.
+        /// The client.
         client: ClientId,
     },
 }
 
 impl Operation<'_> {
-    /// Whether it may use up a number for a new inode.
+    /// Whether it may use an inode number.
     pub fn makes_inode(&self) -> bool {
         match self {
             Self::Make { .. } | Self::Create { .. } | Self::CreateNameless { .. } => true,
@@ -311,47 +309,46 @@ impl Operation<'_> {
     }
 }
 
-/// What `apply` needs to know besides metadata.
+/// The knowledge that `apply` needs besides metadata.
 #[derive(Clone, Copy)]
 pub struct ApplyContext<'a> {
     /// Time of the operation.
     pub now: Timestamp,
-    /// Who asks.
+    /// The caller.
     pub caller: Caller,
-    /// Number for an inode that is made. It is used up if, and only if, `Outcome::created` says so.
+    /// The number for a new inode. It is used if, and only if, `Outcome::created` says so.
     pub new_ino: InodeNo,
-    /// Change counters go to at least this. It moves with every start of the server, so that a counter whose
-    /// change was lost in a crash never stands for other contents again.
+    /// The least value of a new change counter. It is higher at every start of the server, so that a counter whose change was lost in a crash never
+    /// stands for other contents again.
     pub change_floor: u64,
-    /// Whether somebody has the inode open (or holds dirty data of it): then it is not reaped with its last name, and may
-    /// get one again.
+    /// Whether the inode is open (or has dirty data). Then it is not removed with its last name, and may get a name again.
     pub is_open: &'a dyn Fn(InodeNo) -> bool,
-    /// What is known of where directories lie that are far from the root.
+    /// The known paths of directories that are far from the root.
     pub climbs: &'a Climbs,
 }
 
 impl ApplyContext<'_> {
-    /// The counter after a change.
+    /// The change counter after a change.
     pub(super) fn next_change(&self, change: u64) -> u64 {
         (change + 1).max(self.change_floor)
     }
 }
 
-/// What an operation did.
+/// The result of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The inode made, found, linked or changed; for a rename, the one moved.
+    /// The inode that was made, found, linked or changed; for a rename, the one that was moved.
     pub attr: Option<Attr>,
-    /// A new inode was made.
+    /// Whether a new inode was made.
     pub created: bool,
-    /// This inode lost its last name, or was made without, and is kept as an orphan: `reap` it when nobody has it open.
+    /// The inode that lost its last name, or was made without one, and is kept as an orphan. Call `reap` when it is not open.
     pub orphaned: Option<InodeNo>,
-    /// This inode was an orphan, and has a name.
+    /// The inode that was an orphan and has a name now.
     pub named: Option<InodeNo>,
-    /// This inode is gone, with everything of it.
+    /// The inode that was removed, with all of its records.
     pub reaped: Option<InodeNo>,
-    /// Extents no record names any more. Their pages may be used again only after a flush (invariant 3).
+    /// Extents that no record has any more. Their pages may be used again only after a flush (invariant 3).
     pub freed: Vec<Extent>,
-    /// A reap is not finished: do it again.
+    /// Whether a reap is not finished and must be called again.
     pub more: bool,
 }

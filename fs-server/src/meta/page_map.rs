@@ -1,18 +1,17 @@
-//! The pool pages that extents name, and those of them that hold no bytes: known without a look at each extent.
+//! A map of the pool pages that extents have, and of those among them without bytes. It tells these without reading the extents.
 //!
-//! Two bitmaps over the pool, in parts of 8,192 pages. A store keeps them beside its records and updates them with each change
-//! of the records (`PageChanges`). A start makes the free space of them, so it reads a kilobyte for 32 MiB of pool and no
-//! extent.
+//! It is two bitmaps over the pool, in parts of 8,192 pages. A store keeps them beside its records and updates them with each change of the records
+//! (`PageChanges`). A start makes the free space from them, so that it reads a kilobyte for 32 MiB of pool, and no extent.
 //!
 //! ```text
-//! key     part * 2 + plane, u64          plane 0: an extent names the page; 1: and says that it is unwritten
-//! value   1,024 bytes: bit n % 8 of byte n / 8 is page n of the part; none: all are set. A part without any is not kept
+//! key     part * 2 + plane, u64          plane 0: an extent has the page; 1: and says that it is unwritten
+//! value   1,024 bytes: bit n % 8 of byte n / 8 is page n of the part; empty: all are set. A part without set bits is not stored
 //! ```
 //!
 //! # Invariants
-//! * A change takes pages away first and gives them then: within one change a page may go from one extent to another.
-//! * A page is given once and taken once. Each contradiction is counted: either two extents name a page, or the map is not
-//!   that of the extents. A start refuses such a pool, and fsck says which of the two it is.
+//! * A change takes pages from extents first and gives them to extents then, so that within one change a page may move from one extent to another.
+//! * A page is given once and taken once. Every contradiction is counted: either two extents have a page, or the map does not agree with the extents.
+//!   A start refuses such a pool, and fsck says which of the two it is.
 
 use super::key;
 use super::record::{ExtentRecord, RecordError};
@@ -26,21 +25,21 @@ use std::ops::Range;
 pub const PART_PAGES: u64 = 8192;
 const PART_WORDS: usize = (PART_PAGES / 64) as usize;
 
-/// One bitmap's bits of a part, in words as in `bits`.
+/// The bits of a part of one bitmap, in words as in `bits`.
 pub type PartBits = [u64; PART_WORDS];
-/// A part that is not kept.
+/// A part that is not stored.
 pub(super) const NO_PAGES: PartBits = [0; PART_WORDS];
 
 /// One of the bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Plane {
-    /// Pages that an extent names.
+    /// Pages that an extent has.
     Named,
-    /// Of them, those that hold no bytes of the file.
+    /// Pages among these without bytes of the file.
     Unwritten,
 }
 
-/// Where a part of a bitmap is: in order of pages, `Named` before `Unwritten`.
+/// The key of a part of a bitmap: in the order of pages, `Named` before `Unwritten`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PartKey(pub u64);
 
@@ -49,21 +48,21 @@ impl PartKey {
         Self(part * 2 + plane as u64)
     }
 
-    /// Its first page.
+    /// The part's first page.
     pub fn first_page(self) -> u64 {
         self.0 / 2 * PART_PAGES
     }
 
-    /// Of which bitmap.
+    /// The part's bitmap.
     pub fn plane(self) -> Plane {
         if self.0.is_multiple_of(2) { Plane::Named } else { Plane::Unwritten }
     }
 }
 
-/// What a store's pages are told to: in order of keys; parts without set bits are left out.
+/// A function that gets the parts of the map, in the order of their keys, without those that have no set bits.
 pub type PartVisitor<'a> = &'a mut dyn FnMut(PartKey, &PartBits);
 
-/// A part as it is kept; `None`: not at all.
+/// The stored bytes of a part; `None` if it is not stored.
 pub(super) fn encode(bits: &PartBits) -> Option<Vec<u8>> {
     if bits.iter().all(|word| *word == 0) {
         None
@@ -74,7 +73,7 @@ pub(super) fn encode(bits: &PartBits) -> Option<Vec<u8>> {
     }
 }
 
-/// The part that is kept as this.
+/// Decodes the stored bytes of a part.
 ///
 /// # Errors
 /// [`RecordError::Malformed`].
@@ -92,7 +91,7 @@ pub(super) fn decode(value: Option<&[u8]>) -> Result<PartBits, RecordError> {
     Ok(bits)
 }
 
-/// The extent of a record, if it is one and parses: what does not is no page's name, and fsck's to tell.
+/// The extent of a record, if it is one and parses. A record that does not parse has no pages here; fsck reports it.
 fn extent_of(key: &[u8], value: Option<&[u8]>) -> Option<ExtentRecord> {
     if key.first() != Some(&key::tag::EXTENT) {
         return None;
@@ -101,7 +100,7 @@ fn extent_of(key: &[u8], value: Option<&[u8]>) -> Option<ExtentRecord> {
     ExtentRecord::parse(page, value?).ok()
 }
 
-/// What an extent sets in which parts, counted from the first page of each.
+/// The pages of an extent in each part, counted from the part's first page.
 fn ranges_of(extent: ExtentRecord) -> impl Iterator<Item = (PartKey, Range<u64>)> {
     let start = extent.pool_page.0.min(POOL_PAGES_MAX - 1);
     let end = (extent.pool_page.0.saturating_add(extent.len_pages)).clamp(start + 1, POOL_PAGES_MAX);
@@ -116,7 +115,7 @@ fn ranges_of(extent: ExtentRecord) -> impl Iterator<Item = (PartKey, Range<u64>)
     })
 }
 
-/// What becomes of a part.
+/// The changes of a part.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartChange {
     taken: Vec<Range<u64>>,
@@ -124,7 +123,7 @@ pub(super) struct PartChange {
 }
 
 impl PartChange {
-    /// Does it; tells how many pages contradict it.
+    /// Applies the changes to the bits. Returns how many pages contradict them.
     pub(super) fn apply(&self, bits: &mut PartBits) -> u64 {
         let mut contradictions = 0;
         for range in &self.taken {
@@ -139,15 +138,15 @@ impl PartChange {
     }
 }
 
-/// What changes of records do to the map, collected. Holds some 50 bytes for each extent that came or went, and as much for
-/// each part a large one is in.
+/// The changes of the map that follow from changes of records. It takes some 50 bytes for each extent that was added or removed, and for each part of
+/// a large one.
 #[derive(Debug, Default)]
 pub(super) struct PageChanges {
     parts: BTreeMap<PartKey, PartChange>,
 }
 
 impl PageChanges {
-    /// A record became another, came, or went.
+    /// Adds the change of a record that was changed, added or removed.
     pub(super) fn change(&mut self, key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) {
         let (old, new) = (extent_of(key, old), extent_of(key, new));
         if old == new {
@@ -161,22 +160,22 @@ impl PageChanges {
         }
     }
 
-    /// Part by part, in order.
+    /// The changes of each part, in order.
     pub(super) fn into_parts(self) -> BTreeMap<PartKey, PartChange> {
         self.parts
     }
 }
 
-/// The map in memory, made of all extents. 2 KiB for each part of the pool that has some, at most.
+/// A map in memory, made from all extents. It takes at most 2 KiB for each part of the pool with pages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PageMap {
     parts: BTreeMap<PartKey, Box<PartBits>>,
-    /// Pages that were given twice.
+    /// Pages that were added twice.
     pub contradictions: u64,
 }
 
 impl PageMap {
-    /// Adds a record, if it is an extent's.
+    /// Adds the record of an extent; ignores other records.
     pub(super) fn add(&mut self, key: &[u8], value: &[u8]) {
         if let Some(extent) = extent_of(key, Some(value)) {
             self.add_extent(extent);
@@ -192,12 +191,12 @@ impl PageMap {
         }
     }
 
-    /// All of it, in order.
+    /// Visits all parts, in order.
     pub(super) fn visit(&self, visit: PartVisitor<'_>) {
         self.parts.iter().for_each(|(key, bits)| visit(*key, bits));
     }
 
-    /// Takes a part out; empty if there is none.
+    /// Takes a part out of the map; an empty one if there is none.
     pub(super) fn take(&mut self, key: PartKey) -> Box<PartBits> {
         self.parts.remove(&key).unwrap_or_else(|| Box::new(NO_PAGES))
     }
@@ -239,7 +238,7 @@ mod tests {
         let key = |page| key::extent(InodeNo(7), FilePage(page));
         let value = |first, len| record::encode(&extent(first, len, ExtentState::Written));
         let mut changes = PageChanges::default();
-        // Given in the order of keys: the page comes before it goes.
+        // The changes come in the order of keys: here the page is given before it is taken.
         changes.change(&key(1), None, Some(&value(10, 5)));
         changes.change(&key(2), Some(&value(10, 5)), Some(&value(15, 5)));
         changes.change(b"Zother", Some(b"one"), Some(b"two"));
@@ -250,7 +249,7 @@ mod tests {
         assert_eq!(parts[&PartKey(0)].apply(&mut bits), 0);
         assert_eq!(bits::next_run(&bits, 0..PART_PAGES, true), Some(10..20));
         assert_eq!(bits::count(&bits, 0..PART_PAGES), 10);
-        // Done to a map that is not that of the records.
+        // The changes are applied to a map that does not agree with the records.
         assert_eq!(parts[&PartKey(0)].apply(&mut bits), 5, "15 to 20 are given twice");
     }
 

@@ -1,7 +1,7 @@
-//! Names of inodes, for people who are told of an inode by its number.
+//! Paths of inodes, for people who are told of an inode by its number.
 //!
-//! Records name a directory's parent and no inode's names, so all entries are looked through, once for each level. Only fsck asks,
-//! about a pool that is at rest.
+//! Records have a directory's parent, and not the names of an inode. So all entries are read once for each level. Only fsck does that, for a pool at
+//! rest.
 
 use super::key::{self, tag};
 use super::record;
@@ -9,10 +9,10 @@ use super::store::{Direction, Store, StoreError};
 use cuttlefs_common::ids::InodeNo;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Levels that are climbed; what lies deeper is shown from there on.
+/// Levels that are climbed. The path of a deeper inode begins there.
 const LEVELS_MAX: usize = 256;
 
-/// One path of each inode that can be reached from the root, `/` between its parts. Of several names any.
+/// A path of each inode that can be reached from the root, with `/` between its parts. If an inode has several names, it is any of them.
 ///
 /// # Errors
 /// If the store cannot be read.
@@ -30,7 +30,7 @@ pub fn paths(
         let all = key::all(tag::ENTRY);
         let mut parents = BTreeSet::new();
         store.scan(&all.from, &all.to, Direction::Forward, &mut |key, value| {
-            // Damaged ones are told elsewhere.
+            // Damaged records are reported elsewhere.
             let (Some((parent, _)), Ok(bucket)) = (key::parse_bucket(key), record::parse_bucket(value))
             else {
                 return true;
@@ -49,11 +49,11 @@ pub fn paths(
     Ok(wanted.iter().filter_map(|ino| Some((*ino, path(&names, *ino)?))).collect())
 }
 
-/// `None`: it has no name.
+/// The path of an inode; `None` if it has no name.
 fn path(names: &BTreeMap<InodeNo, (InodeNo, Vec<u8>)>, ino: InodeNo) -> Option<Vec<u8>> {
     let mut parts = Vec::new();
     let mut at = ino;
-    // A damaged pool may have a ring of directories.
+    // A damaged pool may have directories that form a loop.
     while let Some((parent, name)) = names.get(&at).filter(|_| parts.len() <= LEVELS_MAX) {
         parts.push(name.as_slice());
         at = *parent;

@@ -4,32 +4,32 @@ use super::record::RecordError;
 use cuttlefs_common::ids::InodeNo;
 use std::fmt;
 
-/// What kind of contradiction, in the order in which they are repaired: each kind may hide or cause later ones.
+/// The kind of a contradiction, in the order in which they are repaired: each kind may hide or cause later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProblemKind {
     /// A record's key or value does not parse.
     BadRecord,
     /// There is no root directory.
     NoRoot,
-    /// Numbers that are in use would be given out again.
+    /// The next inode number would be one that is in use.
     NextIno,
-    /// Records that belong to an inode that is not there.
+    /// Records belong to an inode that does not exist.
     NoInode,
     /// An entry is not in the bucket of its name's hash.
     WrongBucket,
     /// An entry names no inode.
     Dangling,
-    /// An entry says another type than the inode.
+    /// An entry has another type than its inode.
     WrongKind,
     /// A directory has a second name.
     SecondParent,
-    /// A symlink without target.
+    /// A symlink has no target.
     NoTarget,
-    /// A target of something that is no symlink.
+    /// An inode that is not a symlink has a target.
     StrayTarget,
     /// The pieces of an extended attribute do not make its value.
     BadXattr,
-    /// Extents of something that is no file.
+    /// An inode that is not a file has extents.
     StrayExtent,
     /// Two extents of a file have a file page in common.
     FileOverlap,
@@ -39,58 +39,58 @@ pub enum ProblemKind {
     PoolOverlap,
     /// An extent with bytes lies past the end of its file.
     PastEnd,
-    /// An inode has names and no way from the root, or no names and is no orphan.
+    /// An inode has names and cannot be reached from the root, or has no names and is no orphan.
     Unreachable,
-    /// A directory is recorded to be in another one than it is.
+    /// A directory's recorded parent is not the directory that has its entry.
     WrongParent,
     /// The link count is not the number of names.
     LinkCount,
-    /// An orphan's record of an inode that has names.
+    /// An inode with names has an orphan's record.
     NamedOrphan,
-    /// The inode counts other pages than its extents have.
+    /// An inode's count of pages is not that of its extents.
     Allocated,
-    /// The inode counts other attributes than it has.
+    /// An inode's count of extended attributes is wrong.
     XattrCount,
-    /// The inode's marks are not those of its attributes.
+    /// An inode's flags are not those of its attributes.
     Marks,
-    /// An image of a page that holds no bytes.
+    /// A page without bytes has an image.
     StrayImage,
-    /// What is kept of which pages are free is not what the extents say.
+    /// The map of pages does not agree with the extents.
     PageMap,
 }
 
 /// One contradiction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What.
+    /// The kind.
     pub kind: ProblemKind,
-    /// Where; 0 if no inode is known.
+    /// The inode; 0 if none is known.
     pub ino: InodeNo,
-    /// The record it was found at.
+    /// The key of the record in which it was found.
     pub key: Vec<u8>,
-    /// A name, a page, or what else tells it from others of its kind and inode.
+    /// A name, a page, or another detail that tells it from others of its kind and inode.
     pub detail: Detail,
 }
 
-/// What tells a problem from others.
+/// The detail that tells a problem from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// Nothing more.
+    /// No further detail.
     None,
     /// Why a record does not parse.
     Record(RecordError),
     /// An entry's name.
     Name(Vec<u8>),
-    /// What is stored, and what it should be.
+    /// The stored number, and the right one.
     Numbers(u64, u64),
-    /// The first page that is in two places, and the inode that keeps it.
+    /// The first page that two extents have, and the inode that keeps it.
     Page(u64, InodeNo),
-    /// How many pages, and the first of them.
+    /// The number of pages, and the first of them.
     Pages(u64, u64),
 }
 
 impl ProblemKind {
-    /// As it stands in JSON and in docs/fsck.md.
+    /// The name in JSON and in docs/fsck.md.
     pub const fn name(self) -> &'static str {
         match self {
             Self::BadRecord => "bad-record",
@@ -151,7 +151,7 @@ impl ProblemKind {
         }
     }
 
-    /// What a repair does.
+    /// The effect of the repair.
     pub const fn repair(self) -> &'static str {
         match self {
             Self::BadRecord | Self::StrayTarget | Self::StrayExtent | Self::NoInode | Self::StrayImage => {

@@ -1,7 +1,7 @@
-//! Values of the metadata records: a version byte, then postcard. Golden bytes below lock each of them.
+//! Values of the metadata records: a version byte, then postcard. Golden bytes in the tests below fix each of them.
 //!
-//! A value that comes back from the store is bytes until a parse returns one of these types: the parse checks every
-//! relation the rest of the code relies on, and a record that fails it is reported, never repaired by a guess.
+//! A value from the store is bytes until it is parsed into one of these types. The parse checks every relation on which the rest of the code relies.
+//! A record that fails it is reported, and never repaired by a guess.
 
 use super::answer::Answer;
 use super::name::{HashKey, SLOTS_PER_BUCKET};
@@ -13,33 +13,33 @@ use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::region::{Extent, ExtentState};
 use serde::{Deserialize, Serialize};
 
-/// First byte of every value. Another number means another format.
+/// First byte of every value. Another number is another format.
 pub(super) const RECORD_VERSION: u8 = 1;
-/// The format of the whole store, in the superblock record.
+/// The format of the whole store, which is in the superblock record.
 pub const FORMAT_VERSION: u32 = 7;
 
 /// Why a value is not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Another version than this server writes.
+    /// The value is of another version than this server writes.
     #[error("record version {0} is not known")]
     Version(u8),
-    /// No record of this kind.
+    /// The value is no record of this kind.
     #[error("the record does not parse")]
     Malformed,
-    /// It parses, but cannot be.
+    /// The value parses, and contradicts itself.
     #[error("the record contradicts itself: {0}")]
     Impossible(&'static str),
 }
 
-/// An inode. `parent` is the directory a directory is in; 0 for everything else.
+/// An inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeRecord {
     /// Type.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits.
     pub mode: u16,
-    /// Entries naming it; of a directory, 2 plus its subdirectories; 0: an orphan.
+    /// The number of entries that name it, and 0 for an orphan; for a directory, 2 plus its subdirectories.
     pub nlink: u32,
     /// Owner.
     pub uid: u32,
@@ -49,7 +49,7 @@ pub struct InodeRecord {
     pub rdev: u32,
     /// Length in bytes. On disk it covers only bytes that are durable.
     pub size: u64,
-    /// Pages its extents hold. On disk: those of its extent records.
+    /// The number of pages that its extents have. On disk: that of its extent records.
     pub allocated_pages: u64,
     /// Last access.
     pub atime: Timestamp,
@@ -61,20 +61,20 @@ pub struct InodeRecord {
     pub btime: Timestamp,
     /// Change counter.
     pub change: u64,
-    /// For directories: where it is.
+    /// The parent of a directory; 0 for everything else.
     pub parent: InodeNo,
-    /// How many extended attributes it has.
+    /// The number of its extended attributes.
     pub xattrs: u32,
-    /// What it is marked with.
+    /// Its chattr marks, and flags of its attributes.
     pub flags: InodeFlags,
-    /// Of a regular file: what of its contents is durable.
+    /// For a regular file: the part of its contents that is durable.
     pub written: Written,
-    /// The change that took a name from it last, its only one or one of several; 0: none did.
+    /// The change counter of the last change that took a name from it; 0 if none did.
     pub name_lost: u64,
 }
 
 impl InodeRecord {
-    /// As it crosses the wire.
+    /// The attributes as clients get them.
     pub fn attr(&self, ino: InodeNo) -> Attr {
         Attr {
             ino,
@@ -104,9 +104,9 @@ impl InodeRecord {
 /// One entry of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct EntryRecord<'a> {
-    /// Its place in the bucket, for life.
+    /// Its slot in the bucket, for good.
     pub slot: u8,
-    /// What it names.
+    /// The inode that it names.
     pub ino: InodeNo,
     /// Type of that inode.
     pub kind: FileKind,
@@ -118,7 +118,7 @@ pub(super) struct EntryRecord<'a> {
 /// The entries of one directory whose names have one hash, in slot order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BucketRecord<'a> {
-    /// Never empty in the store: a bucket without entries is removed.
+    /// The entries; never empty in the store, because an empty bucket is removed.
     #[serde(borrow)]
     pub entries: Vec<EntryRecord<'a>>,
 }
@@ -126,11 +126,11 @@ pub(super) struct BucketRecord<'a> {
 /// An extent; its first file page is in its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ExtentRecord {
-    /// Where it lies.
+    /// Its first pool page.
     pub pool_page: PoolPage,
-    /// Pages; never 0.
+    /// The number of pages; never 0.
     pub len_pages: u64,
-    /// Whether the pages hold the file's bytes.
+    /// Whether the pages have bytes of the file.
     pub state: ExtentState,
 }
 
@@ -141,12 +141,12 @@ impl From<Extent> for ExtentRecord {
 }
 
 impl ExtentRecord {
-    /// With its place in the file.
+    /// The extent with its place in the file.
     pub(super) fn at(&self, file_page: FilePage) -> Extent {
         Extent { file_page, pool_page: self.pool_page, len_pages: self.len_pages, state: self.state }
     }
 
-    /// Parses, and checks against the page in the key.
+    /// Parses a value, and checks it against the page in its key.
     ///
     /// # Errors
     /// [`RecordError`].
@@ -162,7 +162,7 @@ impl ExtentRecord {
     }
 }
 
-/// First piece of an extended attribute's value; the others are bare bytes after the version.
+/// The first piece of an extended attribute's value. The other pieces are bare bytes after the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct XattrHead<'a> {
     /// Length of the whole value.
@@ -172,7 +172,7 @@ pub(super) struct XattrHead<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A symlink's target, an orphan's mark (empty), an image of a page.
+/// A symlink's target, an orphan's record (empty), or an image of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BytesRecord<'a> {
     /// The bytes.
@@ -180,7 +180,7 @@ pub(super) struct BytesRecord<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What identifies the store.
+/// The identity of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SuperRecord {
     /// [`FORMAT_VERSION`].
@@ -189,57 +189,57 @@ pub(super) struct SuperRecord {
     pub uuid: [u8; 16],
     /// Key of the name hash.
     pub hash_key: HashKey,
-    /// When it was made.
+    /// When it was formatted.
     pub created: Timestamp,
 }
 
-/// A client that is not forgotten.
+/// A client that is remembered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientRecord {
-    /// Whether it has a session: after a restart it may come back for what it had open.
+    /// Whether it has a session: after a restart it may reclaim what it had open.
     pub has_session: bool,
-    /// Whose it is: nobody else takes its place.
+    /// The peer of the client; no other peer can attach as it.
     pub owner: PeerKey,
 }
 
 /// The last request of a slot that changed something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotRecord {
-    /// Its number.
+    /// Its sequence number.
     pub seq: u64,
-    /// What it was answered.
+    /// Its answer.
     pub answer: Answer,
 }
 
-/// What a scrub of the pool found.
+/// The findings of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassFigures {
     /// Pages read.
     pub pages: u64,
     /// Pages whose bytes did not match their sums.
     pub rotten: u64,
-    /// Of these, pages that were written anew from their frames.
+    /// Pages among these that were written again from their frames.
     pub healed: u64,
     /// Pages the device could not read.
     pub unreadable: u64,
 }
 
-/// How far the scrub has come.
+/// The state of the scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubRecord {
-    /// When the last pass began, seconds since the epoch.
+    /// When the last pass began, in seconds since the epoch.
     pub began_secs: i64,
-    /// The next pool page of a pass that has not come to its end.
+    /// The next pool page of a pass that has not reached its end.
     pub position: Option<u64>,
-    /// What that pass found so far, or what the last one found.
+    /// The findings of that pass so far, or of the last one.
     pub current: PassFigures,
-    /// What the last whole pass found.
+    /// The findings of the last whole pass.
     pub last: Option<PassFigures>,
-    /// When it ended, seconds since the epoch.
+    /// When that pass ended, in seconds since the epoch.
     pub last_ended_secs: i64,
 }
 
-/// A counter of the superblock.
+/// A number that is stored by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CounterRecord(pub u64);
 
@@ -247,11 +247,11 @@ pub(super) struct CounterRecord(pub u64);
 pub(super) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(96);
     bytes.push(RECORD_VERSION);
-    // The types here have known lengths and no maps, and the vector grows: nothing is left that can fail.
+    // The types here have known lengths and no maps, and the vector grows, so this cannot fail.
     postcard::to_extend(record, bytes).expect("records always serialise")
 }
 
-/// Parses a record whose fields need no further check; all bytes must be used.
+/// Parses a record whose fields need no further check. All bytes must be used.
 ///
 /// # Errors
 /// [`RecordError`].

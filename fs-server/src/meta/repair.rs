@@ -1,12 +1,12 @@
 //! Repairs a store's records, one problem at a time, each as one batch.
 //!
 //! # How it works
-//! Round after round: a survey, then all problems of the first kind there is, for a repair may cause or end problems of
-//! later kinds. Each repair looks at the records as they are by then, so that a needless one does nothing. Killed
-//! anywhere, the store holds whole repairs, and the next run goes on from there.
+//! Each round is a survey and the repair of all problems of the first kind that it found: a repair may cause or end problems of later kinds. Each
+//! repair reads the records as they are by then, so that one that is no longer needed does nothing. If fsck is killed, the store has whole repairs
+//! only, and the next run goes on from there.
 //!
 //! # Failure
-//! Problems that are still there after a bounded number of rounds are left, and reported.
+//! Problems that are still there after a bounded number of rounds stay, and are reported.
 
 use super::error::MetaError;
 use super::key::{self, tag};
@@ -21,12 +21,12 @@ use cuttlefs_common::attr::{FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::Extent;
 
-/// Rounds at most. Each kind of problem takes one, and directories that are in each other a few more.
+/// Most rounds. Each kind of problem takes one, and directories that form loops a few more.
 const MOST_ROUNDS: usize = 100;
-/// Where inodes go that no directory names.
+/// The directory for inodes that have no name.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
-/// Repairs a store at rest. Returns what was repaired, in order, and what is left.
+/// Repairs a store at rest. Returns the repaired problems, in order, and those that are left.
 ///
 /// # Errors
 /// If the store cannot be read or written.
@@ -77,10 +77,10 @@ impl Repairer<'_> {
         let ino = problem.ino;
         match (problem.kind, &problem.detail) {
             (Kind::BadRecord, _) if problem.key == key::NEXT_INO || problem.key == key::STARTS => {
-                // A number that was never given out: all that have been are below it.
+                // A number that was never given out, because all used ones are below it.
                 batch.put(key::NEXT_INO, record::encode(&CounterRecord(self.next_ino()?)));
                 if problem.key == key::STARTS {
-                    // Change counters must not repeat: greater than that of any inode.
+                    // Change counters must not repeat, so they go on behind the highest of any inode.
                     batch.put(key::STARTS, record::encode(&CounterRecord(self.most_changes()? >> 32)));
                 }
             }
@@ -187,7 +187,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Every inode, until `visit` says no more.
+    /// Visits every inode, until `visit` returns `false`.
     fn each_inode(&self, visit: &mut dyn FnMut(InodeNo, &InodeRecord)) -> Result<(), MetaError> {
         let range = key::all(tag::INODE);
         self.view.scan(&range.from, &range.to, super::store::Direction::Forward, &mut |key, value| {
@@ -198,7 +198,7 @@ impl Repairer<'_> {
         })
     }
 
-    /// A number that no inode has and no inode had, as far as the store knows.
+    /// A number that no inode has or had, as far as the store tells.
     fn next_ino(&self) -> Result<u64, MetaError> {
         let mut next = InodeNo::ROOT.0 + 1;
         self.each_inode(&mut |ino, _| next = next.max(ino.0.saturating_add(1)))?;
@@ -212,7 +212,7 @@ impl Repairer<'_> {
         Ok(most)
     }
 
-    /// Changes the entries of a bucket; one without entries goes.
+    /// Changes the entries of a bucket. A bucket without entries is removed.
     fn edit(
         &self,
         batch: &mut Batch,
@@ -231,7 +231,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Takes all names of a directory away but one: in the directory that its record says it is in, or the first.
+    /// Removes all names of a directory but one: that in its recorded parent, or the first.
     fn one_name(&self, batch: &mut Batch, ino: InodeNo) -> Result<(), MetaError> {
         let recorded = self.view.inode(ino)?.map(|inode| inode.parent);
         let names = self.names_of(ino)?;
@@ -244,7 +244,7 @@ impl Repairer<'_> {
             Some(there.unwrap_or(0))
         };
         for (_, (key, name)) in names.iter().enumerate().filter(|(index, _)| Some(*index) != kept) {
-            // Two names in one bucket: edited one after the other, by the rounds that follow.
+            // If a bucket has two names, the later rounds edit it again.
             self.edit(batch, key, &mut |entries| {
                 entries.retain(|entry| entry.ino != ino || entry.name != name)
             })?;
@@ -252,7 +252,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Buckets and names that name an inode.
+    /// The names of an inode, each with its bucket.
     fn names_of(&self, ino: InodeNo) -> Result<Vec<NameAt>, MetaError> {
         let mut names = Vec::new();
         let range = key::all(tag::ENTRY);
@@ -266,13 +266,13 @@ impl Repairer<'_> {
         Ok(names)
     }
 
-    /// Takes pages from an extent: those that another keeps, or that cannot be.
+    /// Takes pages from an extent that another one keeps, or that cannot exist.
     fn cut(&self, batch: &mut Batch, problem: &Problem, page: u64, keeper: InodeNo) -> Result<(), MetaError> {
         let ino = problem.ino;
         let Some((_, first)) = key::parse_paged(&problem.key) else { return Ok(()) };
         let Some(value) = self.store.get(&problem.key)? else { return Ok(()) };
         let extent = ExtentRecord::parse(first, &value).map_err(MetaError::record(&problem.key))?.at(first);
-        // Pages of the extent that stay, counted from its first.
+        // The pages of the extent that stay, counted from its first.
         let stays: Vec<(u64, u64)> = match problem.kind {
             ProblemKind::PastPool => vec![(0, self.pool_pages.saturating_sub(extent.pool_page.0))],
             ProblemKind::PastEnd => vec![(0, page.saturating_sub(first.0))],
@@ -316,12 +316,12 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Gives an inode a name that it can be found by; one without bytes, names and entries is freed instead.
+    /// Gives an inode a name by which it can be found. An inode without bytes, names and entries is freed instead.
     fn rescue(&self, batch: &mut Batch, ino: InodeNo) -> Result<(), MetaError> {
         let Some(mut inode) = self.view.inode(ino)? else { return Ok(()) };
         let names = self.names_of(ino)?;
         if names.is_empty() && !inode.is_directory() && inode.nlink == 0 {
-            // It lost its last name on purpose: what is missing is the record that has it freed.
+            // It lost its last name on purpose, and only the orphan's record is missing.
             batch.put(key::orphan(ino), record::encode(&BytesRecord { bytes: b"" }));
             return Ok(());
         }
@@ -330,7 +330,7 @@ impl Repairer<'_> {
             batch.put(key::orphan(ino), record::encode(&BytesRecord { bytes: b"" }));
             return Ok(());
         }
-        // In a ring of directories: it leaves the others.
+        // Takes the inode out of a loop of directories.
         for (key, name) in &names {
             self.edit(batch, key, &mut |entries| {
                 entries.retain(|entry| entry.ino != ino || entry.name != name)
@@ -351,7 +351,7 @@ impl Repairer<'_> {
                 made
             }
         };
-        // Somebody may have made a file of that name.
+        // A file may already have that name.
         let mut name = format!("#{ino}");
         while !self.enter(batch, found, name.as_bytes(), ino, inode.kind)? && name.len() < 64 {
             name.push('~');
@@ -364,7 +364,7 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// Puts an entry where there is none of the name.
+    /// Adds an entry, if the name is free.
     fn enter(
         &self,
         batch: &mut Batch,
@@ -393,7 +393,7 @@ impl Repairer<'_> {
     }
 }
 
-/// The parts of an extent that nobody of `claims` has, counted from its first page.
+/// The parts of an extent that `claims` does not cover, counted from its first page.
 fn without(extent: Extent, mut claims: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     claims.sort_unstable();
     let (start, end) = (extent.pool_page.0, extent.pool_page.0 + extent.len_pages);

@@ -1,13 +1,13 @@
-//! The narrow trait metadata is stored through: ordered keys, atomic batches, an explicit flush.
+//! The trait by which metadata is stored: ordered keys, atomic batches, an explicit flush.
 //!
 //! # Promises of an implementation
-//! * `commit` is atomic: a reader and a crash see all of a batch or none of it.
-//! * Batches are kept in order: after a crash the store holds a prefix of them.
-//! * `flush` returns when every batch whose `commit` returned before the call survives a power loss.
-//! * A failed `commit` or `flush` leaves the store refusing further batches until it is opened again: after a failed
-//!   sync the contents of the device are unknown, so it is never retried. `Full` is no such failure.
+//! * `commit` is atomic: readers, and a start after a crash, see all of a batch or none of it.
+//! * Batches are kept in order: after a crash the store has a prefix of them.
+//! * When `flush` returns, every batch whose `commit` returned before the call survives a power loss.
+//! * After a failed `commit` or `flush` the store refuses further batches until it is opened again: after a failed sync the contents of the device
+//!   are unknown, so it is never tried again. `Full` is no such failure.
 //!
-//! `scan` sees each record whole, but a batch committed while it runs may be seen in part.
+//! `scan` sees each record as a whole, but a batch that is committed while it runs may be seen in part.
 
 use super::key;
 use super::page_map::{PageMap, PartVisitor};
@@ -15,11 +15,10 @@ use crate::pool::BlockWrite;
 use std::collections::BTreeMap;
 use std::io;
 
-/// Largest value a record may have. Engines are fast and careful with small values only; whatever is larger is
-/// kept in pieces.
+/// Largest value of a record. Engines are fast and careful with small values only; larger ones are stored in pieces.
 pub const VALUE_MAX_BYTES: usize = 6 * 1024;
 
-/// Which way a scan goes.
+/// The direction of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the smallest key on.
@@ -28,21 +27,21 @@ pub enum Direction {
     Reverse,
 }
 
-/// A step the store failed in.
+/// A failure of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The engine or the device below it failed.
     #[error("metadata store: {operation} failed: {source}")]
     Backend {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// What the engine said.
+        /// The engine's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// An earlier failure left the store in doubt.
     #[error("metadata store: closed after an earlier failure; restart the server")]
     Poisoned,
-    /// There is no space for the batch; nothing was done, and a later one may find some.
+    /// There is no space for the batch. Nothing was done, and a later batch may find space.
     #[error("metadata store: no space left on the disk of meta/; delete something, or make space there")]
     Full,
 }
@@ -64,67 +63,67 @@ impl Batch {
         self.changes.insert(key.into(), None);
     }
 
-    /// Whether nothing would change.
+    /// Whether it has no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 
-    /// The changes in key order; `None` removes.
+    /// The changes in the order of keys; `None` removes.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
         self.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()))
     }
 
-    /// As [`Batch::iter`], giving the bytes away.
+    /// Like [`Batch::iter`], with owned bytes.
     pub fn into_changes(self) -> impl Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> {
         self.changes.into_iter()
     }
 }
 
-/// What a scan hands each record to: key, value; `false` ends the scan.
+/// A function that gets the key and value of each record of a scan; `false` ends the scan.
 pub type Visitor<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
-/// What a store takes, in bytes, and what bounds that.
+/// Sizes of a store, in bytes, and their bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreFigures {
-    /// On its device.
+    /// Bytes on its device.
     pub disk: u64,
-    /// What further records may take.
+    /// Bytes that further records may take.
     pub room: u64,
-    /// Of the reserve, and what it should hold.
+    /// Bytes that the reserve holds.
     pub reserve: u64,
-    /// See `reserve`.
+    /// Bytes that the reserve should hold.
     pub reserve_bound: u64,
-    /// Memory of what is in no checkpoint yet.
+    /// Memory of the changes that are in no checkpoint yet.
     pub since_checkpoint: u64,
-    /// At which commits wait for the checkpoint.
+    /// The size of these changes at which commits wait for the checkpoint.
     pub since_checkpoint_bound: u64,
-    /// Of pages kept in memory at most.
+    /// Most bytes of pages in memory.
     pub cache_bound: u64,
 }
 
-/// What it takes to make durable what was committed so far.
+/// What must be done to make everything committed so far durable.
 #[derive(Debug)]
 pub enum SyncStep {
     /// Nothing.
     Nothing,
-    /// This write, and `end_sync` once it is durable.
+    /// Do this write, and call `end_sync` once it is durable.
     Write(DirectSync, BlockWrite),
-    /// `flush`, which blocks.
+    /// Call `flush`, which blocks.
     Block,
 }
 
 /// A sync by a direct write.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectSync {
-    /// All batches up to this one are durable behind it.
+    /// All batches up to this one are durable after it.
     pub batch: u64,
-    /// A `flush` should follow soon, by somebody who can block: what is written to has no room for many more.
+    /// Whether a caller that can block should `flush` soon, because the files have no room for many more writes.
     pub is_flush_due: bool,
 }
 
-/// An ordered store of records. See the module for what is promised.
+/// An ordered store of records. The module says what it promises.
 pub trait Store: Send + Sync {
-    /// One record.
+    /// Reads one record.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -142,7 +141,7 @@ pub trait Store: Send + Sync {
         visit: Visitor<'_>,
     ) -> Result<(), StoreError>;
 
-    /// Applies a batch, all or nothing. It survives the process at once or never; a power loss only after `flush`.
+    /// Applies a batch as a whole or not at all. It survives the end of the process at once, or never; a power loss only after `flush`.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -154,10 +153,10 @@ pub trait Store: Send + Sync {
     /// [`StoreError`]; final, see the module.
     fn flush(&self) -> Result<(), StoreError>;
 
-    /// Makes ready what lets `begin_sync` give a write. Blocks; for once, by who serves the store.
+    /// Prepares the files that `begin_sync` needs for writes. Blocks. Called once, by the server.
     fn prepare_sync(&self) {}
 
-    /// Begins what `flush` does, for who does not want to block. One at a time; one that is given up counts for nothing.
+    /// Begins a flush for a caller that does not want to block. There is one at a time; one that is given up counts for nothing.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -165,7 +164,7 @@ pub trait Store: Send + Sync {
         Ok(SyncStep::Block)
     }
 
-    /// The write of a sync ended so; `false` if it takes a `flush` after all.
+    /// Ends a sync with the result of its write; `false` if a `flush` is needed after all.
     ///
     /// # Errors
     /// [`StoreError`]; final, see the module.
@@ -178,14 +177,14 @@ pub trait Store: Send + Sync {
     /// Whether `flush` would have nothing to do.
     fn is_durable(&self) -> bool;
 
-    /// Records whose keys begin with `kind`, without a pass over them if that can be.
+    /// The number of records whose keys begin with `kind`, without a pass over them if possible.
     ///
     /// # Errors
     /// [`StoreError`].
     fn count(&self, kind: u8) -> Result<u64, StoreError>;
 
-    /// Which pool pages extents name (`page_map`), without a pass over the extents if that can be. Returns how many pages
-    /// contradict that: 0, or two extents name one, or what is kept is not what the extents say.
+    /// Visits the map of the pool pages that extents have (`page_map`), without a pass over the extents if possible. Returns how many pages
+    /// contradict it: 0, unless two extents have a page, or the map does not agree with the extents.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -200,15 +199,15 @@ pub trait Store: Send + Sync {
         Ok(map.contradictions)
     }
 
-    /// Does now what the next opening would have to do first, as far as that can be done. For a clean stop.
+    /// Does now what the next opening would have to do first, as far as possible. For a clean stop.
     ///
     /// # Errors
-    /// [`StoreError`]; all that was committed is as durable as before.
+    /// [`StoreError`]; everything committed is as durable as before.
     fn settle(&self) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// Makes anew from the records what is kept beside them. For a store at rest.
+    /// Computes the totals and the map anew from the records. For a store at rest.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -216,21 +215,21 @@ pub trait Store: Send + Sync {
         Ok(())
     }
 
-    /// Bytes that further records may take before only removals should be committed; what those need is kept back.
+    /// Bytes that further records may take before only removals should be committed. The room that removals need is kept back.
     fn room_bytes(&self) -> u64;
 
-    /// Whether contents of files may be put into it now: there is plenty of room, and little waits for a checkpoint. Names and
-    /// mappings are taken in any case.
+    /// Whether contents of files may be put into it now: there is plenty of room, and little waits for a checkpoint. Names and mappings are taken in
+    /// any case.
     fn takes_contents(&self) -> bool {
         true
     }
 
-    /// Figures for people.
+    /// Figures for status.
     fn figures(&self) -> StoreFigures {
         StoreFigures::default()
     }
 
-    /// Bytes the store takes on its device.
+    /// Bytes that the store takes on its device.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -1,7 +1,7 @@
-//! The check whether a store's records agree with each other: for tests, and for `cuttlefsd fsck`. Looks at everything,
-//! repairs nothing, and goes on behind a record that does not parse.
+//! The check whether a store's records agree with each other, for tests and for `cuttlefsd fsck`. It reads everything, repairs nothing, and goes on
+//! after a record that does not parse.
 //!
-//! Holds some 200 bytes an inode and 48 an extent, and a bit or two a page.
+//! It takes some 200 bytes for each inode, 48 for each extent, and a bit or two for each page.
 
 use super::apply::mark_of;
 use super::images;
@@ -19,8 +19,8 @@ use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Checks what operations alone answer for, at rest: how long a file is beside its extents is up to who commits them, which
-/// numbers inodes get to who makes them, and how large the pool is to who opens it.
+/// Checks a store at rest, without the relations that operations alone do not guarantee: the length of a file beside its extents is up to whoever
+/// commits these, and the numbers of inodes up to whoever makes them. The size of the pool is not known here.
 ///
 /// # Errors
 /// If the store cannot be read.
@@ -30,7 +30,7 @@ pub fn check(store: &dyn Store, hash_key: HashKey) -> Result<Vec<Problem>, Store
     Ok(problems)
 }
 
-/// Marks that say which attributes an inode has.
+/// Flags that say which attributes an inode has.
 const OF_ATTRIBUTES: InodeFlags =
     InodeFlags::ACCESS_ACL.with(InodeFlags::DEFAULT_ACL, true).with(InodeFlags::CAPABILITY, true);
 
@@ -38,20 +38,20 @@ fn is_acl(name: &[u8]) -> bool {
     name == ACCESS_ACL_XATTR || name == DEFAULT_ACL_XATTR
 }
 
-/// What was found.
+/// The result of a survey.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// In the order in which they are to be repaired.
+    /// The problems, in the order in which they are to be repaired.
     pub problems: Vec<Problem>,
     /// Every extent, by its first pool page.
     pub extents: Vec<(InodeNo, Extent)>,
-    /// Pool pages that an image says the bytes of.
+    /// Pool pages whose bytes are in an image.
     pub images: BTreeSet<PoolPage>,
-    /// Zones that are marked.
+    /// The marked zones.
     pub marks: Vec<u64>,
-    /// How many inodes.
+    /// The number of inodes.
     pub inodes: u64,
-    /// How many entries.
+    /// The number of entries.
     pub entries: u64,
 }
 
@@ -59,11 +59,11 @@ pub struct Survey {
 struct Counted {
     names: u32,
     subdirectories: u32,
-    /// Where a directory is: the directory its record names if an entry there names it, else the first found.
+    /// A directory's parent: the recorded one if that has an entry for it, else the first directory with one.
     parent: Option<InodeNo>,
     pages: u64,
     xattrs: u32,
-    /// What its attributes mark it with.
+    /// The flags that follow from its attributes.
     marks: InodeFlags,
 }
 
@@ -74,16 +74,16 @@ struct Surveyor<'a> {
     inodes: BTreeMap<InodeNo, InodeRecord>,
     counted: BTreeMap<InodeNo, Counted>,
     orphans: BTreeSet<InodeNo>,
-    /// Files of which a part is on its way out.
+    /// Files with a cut that is not finished.
     cuts: BTreeSet<InodeNo>,
     found: Survey,
 }
 
-/// Gets each record's key and value; says what is wrong with it by itself.
+/// A function that gets each record's key and value. Its error is the fault of the record by itself.
 type Visit<'a, T> = &'a mut dyn FnMut(&mut T, &[u8], &[u8]) -> Result<(), RecordError>;
 
 impl Survey {
-    /// Looks at a store that is at rest, whose pool has `pool_pages`.
+    /// Surveys a store at rest, whose pool has `pool_pages` pages.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -126,7 +126,7 @@ impl Surveyor<'_> {
         self.problem(ProblemKind::BadRecord, ino, key, Detail::Record(error));
     }
 
-    /// All records of a kind. In parts, so that what they are told to can change `self`.
+    /// Visits all records of a kind. It copies them in parts, so that the visitor can change `self`.
     fn each(&mut self, tag: u8, visit: Visit<'_, Self>) -> Result<(), StoreError> {
         let range = key::all(tag);
         let store = self.store;
@@ -252,7 +252,7 @@ impl Surveyor<'_> {
             Ok(())
         })?;
         self.found.extents.sort_by_key(|(ino, extent)| (extent.pool_page, *ino, extent.file_page));
-        // Who claims the furthest of what was seen so far.
+        // The extent among those seen so far that reaches furthest.
         let mut claimed: Option<(InodeNo, Extent)> = None;
         let mut overlaps = Vec::new();
         for (ino, extent) in &self.found.extents {
@@ -268,7 +268,7 @@ impl Surveyor<'_> {
             }
         }
         for (one, other) in overlaps {
-            // Bytes before reserved space, and the older file before the newer: it was there first.
+            // Bytes win over reserved space, and the older file over the newer one, because it had the page first.
             let rank = |(ino, extent): &(InodeNo, Extent)| {
                 (extent.state != ExtentState::Written, *ino, extent.file_page)
             };
@@ -280,7 +280,7 @@ impl Surveyor<'_> {
         Ok(())
     }
 
-    /// The map of pages beside the extents.
+    /// Compares the map of pages with the extents.
     fn page_map(&mut self) -> Result<(), StoreError> {
         let mut expected = PageMap::default();
         self.found.extents.iter().for_each(|(_, extent)| expected.add_extent(ExtentRecord::from(*extent)));
@@ -294,7 +294,7 @@ impl Surveyor<'_> {
         };
         let contradictions = self.store.pages(&mut |key, bits| differ(key, bits, &expected.take(key)))?;
         expected.visit(&mut |key, bits| differ(key, bits, &NO_PAGES));
-        // As many as there are of extents go with those.
+        // Contradictions among the extents themselves are reported with these.
         let unexplained = contradictions > 0 && expected.contradictions == 0;
         if pages > 0 || unexplained {
             let detail = Detail::Pages(pages.max(1), first.unwrap_or(0));
@@ -307,7 +307,7 @@ impl Surveyor<'_> {
         self.each(tag::IMAGE, &mut |this, key, value| {
             let (ino, page) = key::parse_paged(key).ok_or(RecordError::Malformed)?;
             images::parse(value)?;
-            // What else is wrong with its extents was told with those.
+            // Other faults of its extents are reported with these.
             match images::place_of(this.view, ino, page) {
                 Ok(Some(place)) => drop(this.found.images.insert(place)),
                 Ok(None) => this.problem(ProblemKind::StrayImage, ino, key, Detail::None),
@@ -444,8 +444,7 @@ impl Surveyor<'_> {
         self.inodes = inodes;
     }
 
-    /// Directories whose way up does not come to the root: they are in each other. The lowest number of such a ring is
-    /// where it is cut.
+    /// Finds directories whose path does not lead to the root: they form loops. A loop is cut at its lowest number.
     fn reach(&mut self) {
         let parent = |ino: InodeNo| self.counted.get(&ino).and_then(|found| found.parent);
         let mut known: BTreeSet<InodeNo> = [InodeNo::ROOT].into();
@@ -455,7 +454,7 @@ impl Surveyor<'_> {
             let mut seen: BTreeSet<InodeNo> = way.iter().copied().collect();
             while let Some(last) = way.last().copied().filter(|last| !known.contains(last)) {
                 match parent(last) {
-                    // No names: told where they are counted.
+                    // It has no names, which is reported where names are counted.
                     None => break,
                     Some(above) if !seen.insert(above) => {
                         let ring = way.iter().position(|ino| *ino == above).unwrap_or(0);

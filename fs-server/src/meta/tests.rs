@@ -1,4 +1,4 @@
-//! Tests of the whole: a reference model, POSIX rules one by one, live data, crashes.
+//! Tests of metadata as a whole: a reference model, POSIX rules one by one, live data, crashes.
 
 mod acl;
 mod around;
@@ -41,7 +41,7 @@ fn format(store: &dyn Store) {
     Meta::format(store, &ManualClock::default(), &format).expect("format");
 }
 
-/// A file system to play with; each step takes a millisecond.
+/// A file system for tests, with a clock that moves by a millisecond before each operation.
 struct World {
     meta: Meta,
     clock: Arc<ManualClock>,
@@ -74,7 +74,7 @@ impl World {
         self.execute(operation, is_open)
     }
 
-    /// As the server does: what a rename has to climb for it climbs for, and is done again.
+    /// Executes an operation as the server does: a rename that is refused as `Busy` is done again after climbs from both of its directories.
     fn execute(
         &self,
         operation: &Operation<'_>,
@@ -143,7 +143,7 @@ fn extent(file_page: u64, pool_page: u64, len_pages: u64) -> Extent {
     }
 }
 
-/// Tells a thread to stop, also when an assertion fails: a scope waits for its threads before it panics.
+/// Tells a thread to stop, also when an assertion fails: a thread scope waits for its threads before it panics.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

@@ -1,4 +1,4 @@
-//! Typed reads of the store. `apply` may look at a `View`, and at nothing else.
+//! Typed reads of the store. `apply` reads a `View`, and nothing else.
 
 use super::error::MetaError;
 use super::key::{self, KeyRange, tag};
@@ -11,10 +11,10 @@ use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo};
 use cuttlefs_common::region::Extent;
 
-/// A directory entry as found.
+/// A directory entry that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What it names.
+    /// The inode that it names.
     pub ino: InodeNo,
     /// Type of that inode.
     pub kind: FileKind,
@@ -22,26 +22,26 @@ pub struct Found {
     pub cookie: Cookie,
 }
 
-/// Gets each entry with its name; `false` ends the listing.
+/// A function that gets each entry with its name; `false` ends the listing.
 pub type EntryVisitor<'a> = &'a mut dyn FnMut(Found, &[u8]) -> Result<bool, MetaError>;
-/// Gets each record's key and value; `false` ends the scan.
+/// A function that gets each record's key and value; `false` ends the scan.
 pub type RecordVisitor<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool, MetaError>;
 
-/// What each extent is handed to, with its file; `false` ends it.
+/// A function that gets each extent with its file; `false` ends the visit.
 pub(super) type ExtentVisitor<'a> = &'a mut dyn FnMut(InodeNo, Extent) -> bool;
 
-/// The metadata as it stands.
+/// The present metadata.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     store: &'a dyn Store,
     hash_key: HashKey,
-    /// Inodes that differ from their record because their data changed: as a batch may write them, that is with
-    /// live times and change counter, and durable size and allocation.
+    /// Inodes that differ from their records because their data changed. They are returned as a batch may write them: with live times and change
+    /// counter, and with durable size and allocation.
     changed: &'a dyn Fn(InodeNo) -> Option<InodeRecord>,
 }
 
 impl<'a> View<'a> {
-    /// Looks at `store`, with what `changed` says in place of inode records.
+    /// The metadata in `store`, with the inodes of `changed` in place of their records.
     pub fn new(
         store: &'a dyn Store,
         hash_key: HashKey,
@@ -50,7 +50,7 @@ impl<'a> View<'a> {
         Self { store, hash_key, changed }
     }
 
-    /// Looks at what is stored.
+    /// The stored metadata.
     pub fn of_store(store: &'a dyn Store, hash_key: HashKey) -> Self {
         Self::new(store, hash_key, &|_| None)
     }
@@ -72,7 +72,7 @@ impl<'a> View<'a> {
         record::parse_inode(&value).map(Some).map_err(MetaError::record(&key))
     }
 
-    /// What is known of a client's slot; `key` is the slot's.
+    /// The record of a client's slot; `key` is the slot's.
     pub fn slot(&self, key: &[u8]) -> Result<Option<SlotRecord>, MetaError> {
         let Some(value) = self.store.get(key)? else {
             return Ok(None);
@@ -80,7 +80,7 @@ impl<'a> View<'a> {
         record::parse(&value).map(Some).map_err(MetaError::record(key))
     }
 
-    /// What is known of a client.
+    /// The record of a client.
     pub fn client(&self, client: ClientId) -> Result<Option<ClientRecord>, MetaError> {
         let key = key::client(client);
         let Some(value) = self.store.get(&key)? else {
@@ -89,7 +89,7 @@ impl<'a> View<'a> {
         record::parse(&value).map(Some).map_err(MetaError::record(&key))
     }
 
-    /// The raw bucket of a hash.
+    /// The bytes of the bucket of a hash.
     pub fn bucket(&self, parent: InodeNo, hash: u64) -> Result<Option<Vec<u8>>, MetaError> {
         Ok(self.store.get(&key::bucket(parent, hash))?)
     }
@@ -109,8 +109,7 @@ impl<'a> View<'a> {
         }))
     }
 
-    /// Visits the entries behind `cookie` in cookie order until the visitor returns `false`. One bucket is in
-    /// memory at a time.
+    /// Visits the entries behind `cookie`, in the order of cookies, until the visitor returns `false`. One bucket is in memory at a time.
     pub fn entries_after(
         &self,
         parent: InodeNo,
@@ -191,7 +190,7 @@ impl<'a> View<'a> {
                     visit(name);
                     return Ok(true);
                 }
-                // The other pieces of a long value are passed over.
+                // The other pieces of a long value are skipped.
                 long = Some(key::all_of_xattr(ino, name).to);
                 Ok(false)
             })?;
@@ -202,12 +201,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Keys of all of an inode's extended attribute records.
+    /// The keys of all extended attribute records of an inode.
     pub fn xattr_keys(&self, ino: InodeNo) -> Result<Vec<Vec<u8>>, MetaError> {
         self.keys(&key::all_of(tag::XATTR, ino))
     }
 
-    /// Keys of one extended attribute's records.
+    /// The keys of all records in a range.
     pub fn keys(&self, range: &KeyRange) -> Result<Vec<Vec<u8>>, MetaError> {
         let mut keys = Vec::new();
         self.scan(&range.from, &range.to, Direction::Forward, &mut |key, _| {
@@ -228,7 +227,7 @@ impl<'a> View<'a> {
     ) -> Result<(), MetaError> {
         let from = key::extent(ino, first);
         let mut to = key::extent(ino, last).to_vec();
-        // The smallest key past `last`'s.
+        // The smallest key behind that of `last`.
         to.push(0);
         self.scan(&from, &to, direction, &mut |key, value| Ok(visit(parse_extent(key, value)?.1)))
     }

@@ -1,58 +1,58 @@
-//! The part of a file's contents that the store has, in terms of the file's change counter.
+//! The part of a file's contents that the store has, as change counters.
 //!
-//! A client whose server was killed makes its unsynced changes again (`files/restore.rs`). This record and the changes since the
-//! server started decide whether such a change is there already, was overtaken by a later one, or may be made.
+//! A client whose server was killed restores its unsynced changes (`files/restore.rs`). This record and the changes since the server started decide
+//! whether such a change is already there, was overtaken by a later one, or may be made.
 //!
 //! # Invariants
-//! * `until` is only raised with the bytes: every change of contents with that counter or a lower one is stored, or was overtaken
-//!   by a stored one. A change that an fsync acknowledged is never above it.
-//! * It comes from a change that a client asked for, never from one that was restored: those are of an earlier life of the server,
-//!   and other clients may still have to restore theirs. `restored` says which clients have.
+//! * `until` is only raised together with the bytes: every change of contents with this counter or a lower one is stored, or was overtaken by a
+//!   stored one. A change that an fsync acknowledged never has a higher one.
+//! * It is the counter of a change that a client asked for, never of a restored one: restored changes are of an earlier life of the server, and other
+//!   clients may still have to restore theirs. `restored` says which clients have.
 
 use cuttlefs_common::ids::ClientId;
 use serde::{Deserialize, Serialize};
 
-/// Change counters of one start of the server lie in one block of so many.
+/// The change counters of one start of the server are a block of this many bits.
 pub(super) const CHANGES_PER_START_BITS: u32 = 32;
-/// Clients whose restored changes one file remembers. With one more all changes of earlier lives count as overtaken.
+/// Clients whose restored changes a file remembers. If there is one more, all changes of earlier lives count as overtaken.
 const RESTORED_MAX: usize = 4;
 
-/// The life of the server that gave a change its counter.
+/// The life of the server in which a change got its counter.
 fn life(change: u64) -> u64 {
     change >> CHANGES_PER_START_BITS
 }
 
-/// A file was made shorter.
+/// A change that made a file shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
-    /// To this length.
+    /// The new length.
     pub size: u64,
-    /// With this change.
+    /// Its change counter.
     pub change: u64,
 }
 
 /// A client's changes, in the order in which the server answered them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientChange {
-    /// Whose.
+    /// The client.
     pub client: ClientId,
-    /// One of them, or all up to this one.
+    /// The counter of one of the changes, or of the last of several.
     pub change: u64,
 }
 
-/// What is to be done about a change that a client would restore.
+/// The decision about a change that a client wants to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing newer is there: it is made.
+    /// Nothing newer is there: the change is made.
     Restore,
-    /// It is there, or a later change of the same life of the server is: its client has lost nothing.
+    /// The change is there, or a later one of the same life of the server is: the client has lost nothing.
     Overtaken,
-    /// Others changed the file before its client came back: it stays lost.
+    /// Others changed the file before the client came back: the change stays lost.
     Lost,
 }
 
 impl Verdict {
-    /// About a change where one stands that has the counter `standing`.
+    /// The verdict on a change in a place whose last change has the counter `standing`.
     pub fn on(change: u64, standing: u64) -> Self {
         if change > standing {
             Self::Restore
@@ -64,19 +64,19 @@ impl Verdict {
     }
 }
 
-/// See the module.
+/// The stored part of a file's contents (see the module).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
-    /// Changes of contents up to this one are in what is stored.
+    /// All changes of contents up to this counter are stored.
     pub until: u64,
-    /// The last cut since: it is in what is stored, and not all that came before it is.
+    /// A cut since then: it is stored, and some of the changes before it are not.
     pub cut: Option<Cut>,
     /// Changes of an earlier life, later than `until`, that clients have restored.
     restored: [Option<ClientChange>; RESTORED_MAX],
 }
 
 impl Written {
-    /// All changes up to this one are in what is stored.
+    /// Notes that all changes up to this counter are stored.
     pub fn cover(&mut self, until: u64) {
         if until > self.until {
             self.until = until;
@@ -85,14 +85,14 @@ impl Written {
         }
     }
 
-    /// The file was cut; what came before is not all in what is stored. Whoever cuts higher than an earlier cut of these sees to
-    /// it that all is.
+    /// Notes a cut. Some of the changes before it may not be stored. A caller that cuts at a higher offset than an earlier cut makes sure that all
+    /// are.
     pub fn cut(&mut self, cut: Cut) {
         let size = self.cut.map_or(cut.size, |before| before.size.min(cut.size));
         self.cut = Some(Cut { size, ..cut });
     }
 
-    /// A client's changes up to this one, of an earlier life, are in what is stored. `now`: a change of this life.
+    /// Notes that a client's changes up to this one, of an earlier life, are stored. `now`: the counter of a change of this life.
     pub fn restore(&mut self, by: ClientChange, now: u64) {
         if by.change <= self.until {
             return;
@@ -107,7 +107,7 @@ impl Written {
         }
     }
 
-    /// What is to be done about a client's change at a place of the file.
+    /// The verdict on a client's change at an offset of the file.
     pub fn verdict(&self, by: ClientChange, offset: u64) -> Verdict {
         let own = |restored: &&ClientChange| restored.client == by.client;
         let restored = || self.restored.iter().flatten();
@@ -115,7 +115,7 @@ impl Written {
         let own = restored().find(own).map_or(0, |own| own.change);
         let standing = self.until.max(cut).max(own);
         match Verdict::on(by.change, standing) {
-            // Where others have restored theirs nobody knows any more.
+            // Other clients have restored later changes, and it is not known where.
             Verdict::Restore
                 if restored().any(|other| other.client != by.client && other.change > by.change) =>
             {

@@ -10,8 +10,8 @@
 use async_lock::{Mutex, MutexGuard};
 use cuttlefs_common::ids::PoolPage;
 
-/// How many locks there are. Many times the pages of the largest request (257), so that two requests on different
-/// pages seldom meet; a power of two, so that the hash is a shift. 4096 mutexes take 64 KiB.
+/// The number of locks. It is many times the pages of the largest request (257), so that two requests for different pages seldom meet, and a power of
+/// two, so that the hash is a mask. 4096 mutexes take 64 KiB.
 pub(super) const BLOCK_LOCKS: usize = 4096;
 const _: () = assert!(BLOCK_LOCKS.is_power_of_two());
 
@@ -21,7 +21,7 @@ pub(crate) struct BlockLocks {
     locks: Box<[Mutex<()>]>,
 }
 
-/// Held block locks; released together.
+/// Held block locks, which are released together.
 pub(super) type BlockGuards<'a> = Vec<MutexGuard<'a, ()>>;
 
 impl Default for BlockLocks {
@@ -31,18 +31,18 @@ impl Default for BlockLocks {
 }
 
 impl BlockLocks {
-    /// `count` locks (a power of two); tests shrink it so that pages collide.
+    /// `count` locks (a power of two). Tests make few, so that pages share locks.
     pub(crate) fn new(count: usize) -> Self {
         assert!(count.is_power_of_two(), "the hash masks");
         Self { locks: (0..count).map(|_| Mutex::new(())).collect() }
     }
 
     fn index(&self, page: PoolPage) -> usize {
-        // Neighbouring pages get neighbouring locks: requests are runs of pages, and a run then never meets itself.
+        // Neighbouring pages get different locks, so that a request for a run of pages never waits for itself.
         page.0 as usize & (self.locks.len() - 1)
     }
 
-    /// Takes the lock of one page if nobody has it.
+    /// Takes the lock of one page if it is free.
     pub(crate) fn try_lock(&self, page: PoolPage) -> Option<MutexGuard<'_, ()>> {
         self.locks[self.index(page)].try_lock()
     }

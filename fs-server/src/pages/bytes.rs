@@ -1,8 +1,8 @@
-//! Source and target of a request's bytes: the message, or a registered buffer.
+//! Source and sink of a request's bytes: the message, or a registered buffer.
 
 use cuttlefs_common::memory::SharedMemory;
 
-/// Where a write's bytes come from. They hold still until the write is done.
+/// Where a write's bytes are. They do not change until the write is done.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Bytes of the message.
@@ -11,15 +11,15 @@ pub enum Source<'a> {
     Memory {
         /// The buffer.
         memory: &'a SharedMemory,
-        /// Where the bytes start in it.
+        /// The offset of the bytes in it.
         offset: usize,
-        /// How many.
+        /// The number of bytes.
         len: usize,
     },
 }
 
 impl Source<'_> {
-    /// Some of them.
+    /// A part of the bytes.
     pub(crate) fn part(self, at: usize, len: usize) -> Self {
         assert!(at + len <= self.len(), "a part past the write's bytes");
         match self {
@@ -28,7 +28,7 @@ impl Source<'_> {
         }
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub const fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -36,7 +36,7 @@ impl Source<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -64,7 +64,7 @@ impl Source<'_> {
     }
 }
 
-/// Where a fetch's bytes go: each wanted page at its place in the request; other places are not touched.
+/// Where a fetch's bytes go: each wanted page to its place in the request. Other places are not touched.
 #[derive(Debug)]
 pub enum Sink<'a> {
     /// A slice as long as the request.
@@ -73,10 +73,10 @@ pub enum Sink<'a> {
     Memory {
         /// The buffer.
         memory: &'a SharedMemory,
-        /// Where the request's first byte goes.
+        /// The offset of the request's first byte in it.
         offset: usize,
     },
-    /// Nobody wants them.
+    /// Nowhere: the pages are read into frames only.
     Nowhere,
 }
 

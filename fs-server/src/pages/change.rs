@@ -1,4 +1,4 @@
-//! Changing pages: the one place where bytes of the pool change, page by page (TeRM section 4.3).
+//! Changes of pages: the only place where bytes of the pool change, page by page (TeRM section 4.3).
 //!
 //! | page                          | frame free | action                                         |
 //! |-------------------------------|------------|------------------------------------------------|
@@ -10,11 +10,10 @@
 //! | on SSD, partial               | no         | read, bytes over it, direct write              |
 //! | new or unwritten              | no         | zeros and bytes, direct write                  |
 //!
-//! All pages of a request are locked together, all reads go as one batch before a byte is changed, all direct writes
-//! as one batch.
+//! All pages of a request are locked together. All reads are one batch, before any byte is changed, and all direct writes are one batch.
 //!
 //! # Failure
-//! If a read fails nothing is changed. If a direct write fails, its pages hold old or new bytes, as on any disk.
+//! If a read fails, nothing is changed. If a direct write fails, its pages have old or new bytes, as on any disk.
 
 use super::bytes::Source;
 use super::frames::{Frames, PrivateFrame};
@@ -24,13 +23,13 @@ use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PoolPage};
 use cuttlefs_common::status::Status;
 
-/// Pages of one direct IO at most.
+/// Most pages of one direct IO.
 pub(crate) const MAX_DIRECT_PAGES: usize = 64;
 
-/// What is under the bytes that are changed.
+/// The bytes of a page around the changed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
-    /// The page's bytes.
+    /// The page's bytes as they are.
     Stored,
     /// Zeros: the page is new or was unwritten, and is not resident.
     Zeros,
@@ -44,11 +43,11 @@ pub(crate) struct PageChange {
     pub(crate) base: Base,
     pub(crate) offset_in_page: usize,
     pub(crate) len: usize,
-    /// Where the bytes are in the source.
+    /// The offset of the bytes in the source.
     pub(crate) offset_in_source: usize,
 }
 
-/// The bytes to put.
+/// The new bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NewBytes<'a> {
     From(Source<'a>),
@@ -79,13 +78,13 @@ impl PageChange {
     }
 }
 
-/// Whose pages are changed: who keeps account of what a write-back must make durable. Called under the pages' block locks.
+/// The file of the changed pages. It records what a write-back must make durable. Its functions are called under the pages' block locks.
 pub(crate) trait PageOwner {
-    /// For the log, and as the name of its sample units.
+    /// The inode number, for messages, and for the name of its sample units.
     fn ino(&self) -> InodeNo;
-    /// A page was written in its frame, or is about to be.
+    /// Notes that a page was written in its frame, or is about to be.
     fn list_page(&self, page: FilePage, pool: PoolPage);
-    /// Pages were written past the frames.
+    /// Notes that pages were written directly to SSD.
     fn note_written_directly(&self);
 }
 
@@ -96,7 +95,7 @@ enum Way {
 }
 
 impl Pages {
-    /// Makes all changes; their pages are distinct. What lands in frames is on its owner's list when this returns.
+    /// Makes all changes, each on another page. Pages that were written in frames are on their owner's list when this returns.
     pub(crate) async fn change(
         &self,
         disk: &dyn Disk,
@@ -119,7 +118,7 @@ impl Pages {
                 }
             })
             .collect();
-        // Whoever holds a permit waits for a disk only, never for a lock, so waiting for one under locks is safe.
+        // A holder of a permit waits for a disk only, never for a lock, so waiting for a permit under locks is safe.
         let _permit = if ways.iter().any(|way| matches!(way, Way::Direct)) {
             Some(self.bounce.acquire().await)
         } else {
@@ -141,7 +140,7 @@ impl Pages {
                         self.frames().memory().fill(frame.offset(), PAGE_SIZE, 0);
                     }
                     change.apply_to_frame(self.frames(), frame.offset(), &bytes);
-                    // Listed under the block lock: a write-back that takes the list first waits for the lock next.
+                    // Listed under the block lock: a write-back that takes the list meanwhile waits for the lock next.
                     owner.list_page(change.file_page, change.pool);
                     self.residency.publish(change.pool, frame, true);
                 }
@@ -160,14 +159,14 @@ impl Pages {
         }
         let written = self.write_direct(disk, changes, bytes, &direct, &mut stored).await;
         if !direct.is_empty() {
-            // Only a data sync makes these durable. Noted once they are written: one that began before does not.
+            // Only a data sync makes these durable. They are noted when they are written, so that a sync that began before does not count.
             owner.note_written_directly();
         }
         written
     }
 
-    /// Reads, in one batch, the pages that are on SSD and only partly overwritten: into their new frames, or into
-    /// buffers, which are returned by index of the change.
+    /// Reads the pages on SSD that are only partly overwritten, in one batch: into their new frames, or into buffers, which are returned by the index
+    /// of the change.
     async fn read_stored(
         &self,
         disk: &dyn Disk,

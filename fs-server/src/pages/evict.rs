@@ -1,13 +1,12 @@
 //! Write-out of dirty frames and eviction of cold pages: frames become clean and free.
 //!
 //! # How it works
-//! A dirty frame is written to its pool page under the page's block lock, so its bytes hold still; neighbours in the
-//! pool go as one IO. Eviction walks the frames with a hand and takes pages that are cold (`heat`): block locks only if
-//! they are free, and a frame goes back after its entry has moved to the magic frame. A round without enough cold pages
-//! is followed by ones that take warmer ones, the last of them any.
+//! A dirty frame is written to its pool page under the page's block lock, so that its bytes do not change; neighbours in the pool are one IO.
+//! Eviction goes through the frames with a clock hand and takes cold pages (`heat`) whose block locks are free. A frame becomes free after its entry
+//! has moved to the magic frame. If a round finds too few cold pages, later rounds take warmer ones, and the last round any.
 //!
-//! Nothing here needs a file's locks: it is right to write a dirty frame to SSD whichever file owns the page. So a
-//! writer that meets too many dirty frames can write some out itself (`relieve`) without any chance of deadlock.
+//! Nothing here needs a file's locks: a dirty frame may be written to SSD whichever file has the page. So a writer that meets too many dirty frames
+//! can write some out itself (`relieve`) without any chance of deadlock.
 //!
 //! # Failure
 //! A page whose write fails stays dirty in its frame; it is counted and logged, and tried again later.
@@ -17,26 +16,24 @@ use crate::pool::disk::{Disk, IoBuffer, IoError, IoKind, IoRequest};
 use cuttlefs_common::ids::{FrameIndex, PoolPage};
 use std::sync::atomic::Ordering;
 
-/// Pages of one IO at most: 256 KiB, beyond which an SSD gains nothing and others wait longer.
+/// Most pages of one IO: 256 KiB. With more an SSD gains nothing, and other IOs wait longer.
 const MAX_IO_PAGES: usize = 64;
-/// Pages of one batch at most: bounds how many block locks write-out holds at once.
+/// Most pages of one batch. That bounds how many block locks write-out holds at once.
 pub(crate) const MAX_BATCH_PAGES: usize = 256;
-/// Dirty frames may be one in so many... of two: beyond half of the frames writers help to write back before they
-/// add more, so that the other half is there for reads.
+/// One in this number of frames may be dirty. When there are more, writers help to write back before they add more, so that the other half is left
+/// for reads.
 const DIRTY_FRACTION: u64 = 2;
-/// How often a writer helps to clean frames before it goes on regardless; frames are bounded anyway, and a write
-/// without a free frame goes past them.
+/// How many times a writer helps to clean frames before it goes on anyway. Frames are bounded, and a write without a free frame goes directly to SSD.
 const RELIEF_ROUNDS: usize = 16;
-/// Frames cleaned in one round of help.
+/// Frames that are cleaned in one round of help.
 const RELIEF_PAGES: usize = 256;
-/// Pages whose block locks are held together while their entries move.
+/// Pages whose entries are moved under block locks that are held together.
 const VACATE_BATCH: usize = 128;
-/// How much warmer the pages of each further round may be: five rounds at most after the first.
+/// The factor by which the pages of each further round may be warmer: five rounds at most after the first.
 const WARMER: u8 = 4;
 
 impl Pages {
-    /// Writes frames to their pool pages. The caller holds the pages' block locks. Returns for each page whether the
-    /// SSD has it now.
+    /// Writes frames to their pool pages. The caller holds the pages' block locks. Returns for each page whether the SSD has its bytes now.
     async fn write_frames(&self, disk: &dyn Disk, pages: &[(PoolPage, FrameIndex)]) -> Vec<bool> {
         let mut order: Vec<usize> = (0..pages.len()).collect();
         order.sort_unstable_by_key(|index| pages[*index].0);
@@ -57,7 +54,7 @@ impl Pages {
         for (group, result) in self.write_groups(disk, pages, groups).await {
             match result {
                 Ok(()) => group.into_iter().for_each(|index| written[index] = true),
-                // One bad page must not keep its neighbours, which may be other files', from the SSD.
+                // One bad page must not keep its neighbours, which may belong to other files, from the SSD.
                 Err(_) if group.len() > 1 => again.extend(group.into_iter().map(|index| vec![index])),
                 Err(error) => {
                     add(&self.counters.write_errors, 1);
@@ -80,7 +77,7 @@ impl Pages {
         written
     }
 
-    /// One batch, one IO for each group of neighbours.
+    /// Writes one batch, with one IO for each group of neighbours.
     async fn write_groups(
         &self,
         disk: &dyn Disk,
@@ -99,7 +96,7 @@ impl Pages {
         groups.into_iter().zip(done).map(|(group, done)| (group, done.result)).collect()
     }
 
-    /// Makes these pages clean, waiting for whoever changes them. Returns those that could not be written.
+    /// Makes these pages clean, and waits for tasks that change them. Returns the pages that could not be written.
     pub(crate) async fn write_out(&self, disk: &dyn Disk, mut pages: Vec<PoolPage>) -> Vec<PoolPage> {
         pages.sort_unstable();
         pages.dedup();
@@ -131,8 +128,8 @@ impl Pages {
     pub async fn evict(&self, disk: &dyn Disk, wanted: u32) -> u32 {
         let mut limit = self.heat.cold();
         let mut freed = self.evict_round(disk, wanted, limit).await;
-        // What was cold at the last review may be accessed a few times a page by now, and yet be far colder than what
-        // is hot: so in steps, and not at once whatever comes first.
+        // Pages that were cold at the last review may have been accessed a few times since, and still be far colder than hot ones. So the limit rises
+        // in steps.
         while freed < wanted && limit < u8::MAX {
             limit = limit.saturating_mul(WARMER).saturating_add(1);
             freed += self.evict_round(disk, wanted - freed, limit).await;
@@ -145,7 +142,7 @@ impl Pages {
         self.evict_round(disk, wanted, self.heat.cold()).await
     }
 
-    /// Once around: frees up to `wanted` frames of pages with a heat of `limit` at most.
+    /// Goes once around the frames. Frees up to `wanted` frames of pages with a heat of at most `limit`.
     async fn evict_round(&self, disk: &dyn Disk, wanted: u32, limit: u8) -> u32 {
         let mut steps = self.frames().usable();
         let mut freed = 0;
@@ -158,7 +155,7 @@ impl Pages {
                 else {
                     break;
                 };
-                // Busy, or its lock is one this batch holds already: another time.
+                // The page is being changed, or shares its lock with a page of this batch: it is left for another time.
                 let Some(guard) = self.locks.try_lock(page) else {
                     continue;
                 };
@@ -180,7 +177,7 @@ impl Pages {
             }
             let written = self.write_frames(disk, &dirty).await;
             for ((page, _), _) in dirty.iter().zip(&written).filter(|(_, written)| **written) {
-                // Clean now, and gone in the same breath.
+                // The page is clean now, and nobody could change it since.
                 self.residency.vacate(*page);
                 freed += 1;
                 add(&self.counters.evicted, 1);
@@ -190,7 +187,7 @@ impl Pages {
         freed
     }
 
-    /// Pages leave their file: sends their entries back to the magic frame; their frames become free.
+    /// Moves the entries of pages that leave their file to the magic frame, and frees their frames.
     pub(crate) async fn vacate(&self, mut pages: impl Iterator<Item = PoolPage>) {
         loop {
             let batch: Vec<PoolPage> = pages.by_ref().take(VACATE_BATCH).collect();
@@ -204,13 +201,13 @@ impl Pages {
             }
             self.residency.settle_window();
             drop(guards);
-            // A terabyte takes seconds; others get their turn.
+            // A terabyte takes seconds, so other tasks get their turn.
             futures_lite::future::yield_now().await;
         }
     }
 
-    /// Before a write adds to them: if too many frames are dirty, helps to clean some. Holds no lock, so it cannot be in
-    /// anybody's way; gives up after a while, so it cannot hang on a failing disk.
+    /// Called before a write: if too many frames are dirty, helps to clean some. It holds no lock, so it delays nobody else, and it stops after a
+    /// while, so it cannot hang on a failing disk.
     pub(crate) async fn relieve(&self, disk: &dyn Disk) {
         let bound = u64::from(self.frames().usable()) / DIRTY_FRACTION;
         for _ in 0..RELIEF_ROUNDS {
@@ -218,13 +215,13 @@ impl Pages {
                 break;
             }
             if self.clean(disk, RELIEF_PAGES).await == 0 {
-                // Others have those pages locked; they are about to be done.
+                // Other tasks have these pages locked, and will be done soon.
                 futures_lite::future::yield_now().await;
             }
         }
     }
 
-    /// Makes up to `wanted` dirty frames clean, whoever's they are, and returns how many. Never waits for a lock.
+    /// Makes up to `wanted` dirty frames clean, whichever files have them, and returns how many. Never waits for a lock.
     pub(crate) async fn clean(&self, disk: &dyn Disk, wanted: usize) -> usize {
         let usable = u64::from(self.frames().usable());
         let mut dirty = Vec::new();
@@ -264,11 +261,11 @@ impl Pages {
     }
 }
 
-/// Keeps some frames free, in the background, so that nobody replaces a page on the critical path. Runs until
-/// `stopped` is set and `Pages::wake_eviction` was called. One for each worker is fine; one in all is enough.
+/// Keeps some frames free in the background, so that no request has to evict a page. Runs until `stopped` is set and `Pages::wake_eviction` was
+/// called. One for each worker is possible; one is enough.
 pub async fn run_eviction(pages: &Pages, disk: &dyn Disk, stopped: &std::sync::atomic::AtomicBool) {
     loop {
-        // Listen before looking, or a notification in between is lost.
+        // The listener is made before the check, so that no notification in between is lost.
         let low = pages.frames_low.listen();
         if stopped.load(Ordering::Acquire) {
             return;
@@ -276,7 +273,7 @@ pub async fn run_eviction(pages: &Pages, disk: &dyn Disk, stopped: &std::sync::a
         let free = pages.frames().free();
         let mark = pages.low_water();
         if free < mark {
-            // Up to twice the mark, so that one wake-up lasts a while.
+            // Up to twice the mark, so that the task does not wake again at once.
             if pages.evict(disk, 2 * mark - free).await > 0 {
                 futures_lite::future::yield_now().await;
                 continue;
@@ -287,7 +284,7 @@ pub async fn run_eviction(pages: &Pages, disk: &dyn Disk, stopped: &std::sync::a
 }
 
 impl Pages {
-    /// Wakes the eviction task, to look again or to end.
+    /// Wakes the eviction task, so that it checks again or ends.
     pub fn wake_eviction(&self) {
         self.frames_low.notify(usize::MAX);
     }

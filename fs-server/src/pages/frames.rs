@@ -1,11 +1,11 @@
-//! The DRAM of the pool: one memfd of the memory budget, cut into page-sized frames.
+//! The DRAM of the pool: one memfd of the size of the memory budget, cut into page-sized frames.
 //!
 //! Owns the memory, the free list and the reverse map from frame to pool page.
 //!
 //! # How it works
-//! Frames 0, 1 and 2 are magic, black hole and zero and never leave their role. Every other frame is in exactly
-//! one of three states: *free* (on the free list), *private* (taken, being filled, named by no entry) or
-//! *owned* (one residency entry points at it). The free list is a stack, so that warm frames are used first.
+//! Frames 0, 1 and 2 are magic, black hole and zero, for good. Every other frame is in exactly one of three states: *free* (on the free list),
+//! *private* (taken to be filled, with no entry that names it) or *owned* (one residency entry points at it). The free list is a stack, so that warm
+//! frames are used first.
 //!
 //! # Invariants
 //! * A frame is on the free list only when no residency entry points at it (invariant 1): the entry is moved before the
@@ -13,8 +13,8 @@
 //! * The number of frames never changes: the budget is exact (invariant 6).
 //!
 //! # Failure
-//! No free frame is an ordinary answer (`None`), never an error and never a wait. A private frame whose filling
-//! was abandoned while a disk may still write to it is leaked and counted, because reuse would be corruption.
+//! The lack of a free frame is an ordinary result (`None`), never an error and never a wait. If the filling of a private frame was abandoned while a
+//! disk may still write to it, the frame is leaked and counted, because its reuse would corrupt bytes.
 
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
@@ -24,7 +24,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Smallest budget: the reserved frames and one to work with.
+/// Smallest budget: the reserved frames and one more.
 pub const MIN_FRAMES: u32 = FrameIndex::FIRST_USABLE.0 + 1;
 
 /// The frames of a server.
@@ -32,22 +32,21 @@ pub const MIN_FRAMES: u32 = FrameIndex::FIRST_USABLE.0 + 1;
 pub struct Frames {
     memory: Arc<SharedMemory>,
     free: Mutex<Vec<FrameIndex>>,
-    /// Length of `free`, for those who only want to look. Written under `free`'s lock, read anywhere, relaxed:
-    /// it steers, it does not decide.
+    /// Length of `free`, for readers that do not lock. Written under `free`'s lock. Relaxed: it is only a hint.
     free_count: AtomicU32,
-    /// Pool page plus one; 0: free or private. Written by whoever holds the page's block lock, read by the
-    /// eviction scan, which checks the residency entry under the block lock before it believes it: relaxed.
+    /// The pool page plus one; 0 if the frame is free or private. Written under the page's block lock. The eviction scan reads it, and checks the
+    /// residency entry under the block lock afterwards: relaxed.
     owner: Vec<AtomicU64>,
-    /// Where the eviction hand stands; relaxed, two hands at once only scan faster.
+    /// The place of the eviction hand. Relaxed: two scans at once only go faster.
     hand: AtomicU32,
     leaked: AtomicU32,
 }
 
 impl Frames {
-    /// Takes the whole budget at once: `count` frames, the reserved ones included.
+    /// Allocates the whole budget at once: `count` frames, with the reserved ones.
     ///
     /// # Errors
-    /// The memory cannot be had, or `count` is below [`MIN_FRAMES`].
+    /// If there is no memory, or `count` is below [`MIN_FRAMES`].
     pub fn new(count: u32, magic: &MagicPattern) -> io::Result<Self> {
         if count < MIN_FRAMES {
             return Err(io::Error::new(
@@ -75,7 +74,7 @@ impl Frames {
         frame.0 as usize * PAGE_SIZE
     }
 
-    /// The memory, to export, register and read from.
+    /// The memory, to be exported, registered and read from.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
@@ -85,7 +84,7 @@ impl Frames {
         self.owner.len() as u32 - FrameIndex::FIRST_USABLE.0
     }
 
-    /// Free frames at about this moment.
+    /// Free frames as of about now.
     pub fn free(&self) -> u32 {
         self.free_count.load(Ordering::Relaxed)
     }
@@ -95,7 +94,7 @@ impl Frames {
         self.leaked.load(Ordering::Relaxed)
     }
 
-    /// Takes a free frame to fill, if there is one.
+    /// Takes a free frame to fill it, if there is one.
     pub fn take(self: &Arc<Self>) -> Option<PrivateFrame> {
         let mut free = self.free.lock();
         let frame = free.pop()?;
@@ -104,23 +103,23 @@ impl Frames {
         Some(PrivateFrame { frames: self.clone(), frame, state: PrivateState::Idle })
     }
 
-    /// Puts a frame back that no entry points at any more.
+    /// Frees a frame at which no entry points any more.
     pub(super) fn give_back(&self, frame: FrameIndex) {
         assert!(frame.0 >= FrameIndex::FIRST_USABLE.0, "frame {frame} is reserved and cannot become free");
         self.owner[frame.0 as usize].store(0, Ordering::Relaxed);
         let mut free = self.free.lock();
-        // In tests only: looking through all free frames for each is most of the time that freeing a large file takes.
+        // Only in tests: searching the free list for each frame would be most of the time for freeing a large file.
         assert!(!cfg!(test) || !free.contains(&frame), "frame {frame} was given back twice");
         free.push(frame);
         self.free_count.store(free.len() as u32, Ordering::Relaxed);
     }
 
-    /// Says whose bytes a frame holds. Under the page's block lock.
+    /// Notes whose bytes a frame has. Called under the page's block lock.
     pub(super) fn set_owner(&self, frame: FrameIndex, page: PoolPage) {
         self.owner[frame.0 as usize].store(page.0 + 1, Ordering::Relaxed);
     }
 
-    /// Which page a frame holds, as a hint to be checked against the residency entry.
+    /// The page that a frame has, as a hint that is to be checked against the residency entry.
     pub fn owner(&self, frame: FrameIndex) -> Option<PoolPage> {
         self.owner[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(PoolPage)
     }
@@ -141,7 +140,7 @@ impl Frames {
         None
     }
 
-    /// The frame under the eviction hand, which moves on.
+    /// The frame under the eviction hand, which moves to the next one.
     fn next_frame(&self) -> FrameIndex {
         let count = self.owner.len() as u32;
         self.hand
@@ -160,7 +159,7 @@ enum PrivateState {
     Published,
 }
 
-/// A frame taken from the free list and not yet published: nobody else can name it. Dropped, it goes back.
+/// A frame that was taken from the free list and is not published yet: nothing else names it. It is freed when dropped.
 #[derive(Debug)]
 pub struct PrivateFrame {
     frames: Arc<Frames>,
@@ -169,27 +168,27 @@ pub struct PrivateFrame {
 }
 
 impl PrivateFrame {
-    /// Which frame.
+    /// The frame's index.
     pub fn index(&self) -> FrameIndex {
         self.frame
     }
 
-    /// Byte offset in the frames' memory.
+    /// Its byte offset in the frames' memory.
     pub fn offset(&self) -> usize {
         Frames::offset(self.frame)
     }
 
-    /// A disk writes to the frame from now on; dropped in this state, the frame is leaked rather than reused.
+    /// Notes that a disk writes to the frame from now on. If it is dropped in this state, the frame is leaked and not reused.
     pub fn io_begins(&mut self) {
         self.state = PrivateState::InFlight;
     }
 
-    /// The disk is done with the frame.
+    /// Notes that the disk is done with the frame.
     pub fn io_ended(&mut self) {
         self.state = PrivateState::Idle;
     }
 
-    /// The frame is going to be named by a residency entry: it is no longer private.
+    /// Ends its being private, because a residency entry is about to name it.
     pub(super) fn into_published(mut self) -> FrameIndex {
         assert_eq!(self.state, PrivateState::Idle, "a frame is published while a disk fills it");
         self.state = PrivateState::Published;

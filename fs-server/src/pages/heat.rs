@@ -1,50 +1,49 @@
 //! The heat of each pool page, which decides whether the page is in DRAM (TeRM section 4.4).
 //!
-//! Owns one byte for each pool page: how often it was accessed of late. Requests to the server are counted at once;
-//! clients' one-sided reads are added when their counters are pulled.
+//! There is one byte for each pool page: how often it was accessed recently. Requests to the server are counted at once; clients' one-sided reads are
+//! added when their counters are pulled.
 //!
 //! # How it works
-//! After `WINDOW` accesses for each frame all counts are halved, so that yesterday's hotspot leaves. Once a period a
-//! sample of the resident pages tells which count is *cold*: about one resident page in `COLD_SHARE` has it or less.
-//! Eviction takes cold pages, and a page read from SSD is kept only if it is not cold. This is TinyLFU (Einziger et
-//! al., 2017) with exact counts, which cost one byte in 4,096.
+//! After `WINDOW` accesses for each frame all counts are halved, so that an old hotspot fades. Once a period a sample of the resident pages tells
+//! which count is *cold*: about one resident page in `COLD_SHARE` has this count or less. Eviction takes cold pages, and a page read from SSD is kept
+//! only if it is not cold. This is TinyLFU (Einziger et al., 2017) with exact counts, which take one byte for 4,096.
 //!
 //! # Why pages and not units
-//! TeRM counts and promotes units of 1 MiB. Where hot pages are scattered (Zipfian accesses of 4 KiB), all units are
-//! alike: with half of the data in DRAM 22 % of the reads miss (27 % in the paper). With counts of pages 7 % miss; the
-//! least possible is 5 %. Both can be measured: `--hotspots units` and `pages`.
+//! TeRM counts and promotes units of 1 MiB. If hot pages are scattered (Zipfian accesses of 4 KiB), all units are alike: with half of the data in
+//! DRAM 22 % of the reads miss (27 % in the paper). With counts of pages 7 % miss; the least possible is 5 %. Both can be measured:
+//! `--hotspots units` and `pages`.
 //!
 //! # Invariants
-//! * Counts are hints: relaxed loads and stores that may lose to each other. Nothing but placement depends on them.
+//! * Counts are hints: relaxed loads and stores, of which some may be lost. Only placement depends on them.
 
 use cuttlefs_common::ids::PoolPage;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Accesses a frame after which counts are halved. Smaller forgets faster, larger tells tepid pages apart: with 8, a
-/// moved hotspot is at home again in half the time that 64 takes, and 0.2 % more of all reads miss.
+/// Accesses per frame after which counts are halved. A smaller number forgets faster, a larger one tells tepid pages apart better: with 8, a moved
+/// hotspot is resident again in half the time that 64 takes, and 0.2 % more of all reads miss.
 const WINDOW: u64 = 8;
-/// One resident page in so many is cold.
+/// About one resident page in this number is cold.
 const COLD_SHARE: usize = 16;
-/// Resident pages looked at in a period at most.
+/// Most resident pages that are sampled in a period.
 pub(super) const COLD_SAMPLES: u32 = 1 << 16;
-/// Pages aged in one go; a large pool's take their time in between.
+/// Pages whose counts are halved at a time. Other tasks run in between.
 const AGE_STEP: usize = 1 << 18;
 
 /// The counts.
 #[derive(Debug)]
 pub(crate) struct Heat {
     pages: Vec<AtomicU8>,
-    /// Accesses since counts were halved.
+    /// Accesses since the counts were last halved.
     noted: AtomicU64,
-    /// So many halve them.
+    /// Accesses after which the counts are halved.
     window: u64,
-    /// Where the halving stands; `pages.len()`: not under way.
+    /// The next page whose count is halved; `pages.len()` if no halving is under way.
     aging: AtomicU64,
     cold: AtomicU8,
 }
 
 impl Heat {
-    /// All pages of a pool, never accessed; `frames` can be resident.
+    /// A pool whose pages were never accessed; `frames` of them can be resident.
     pub(crate) fn new(pool_pages: u64, frames: u32) -> Self {
         let pages: Vec<_> = (0..pool_pages).map(|_| AtomicU8::new(0)).collect();
         Self {
@@ -56,7 +55,7 @@ impl Heat {
         }
     }
 
-    /// Counts accesses of a page; returns what it has now. Pages past the pool are ignored.
+    /// Adds accesses of a page and returns its count. Pages past the pool are ignored.
     pub(crate) fn add(&self, page: PoolPage, accesses: u8) -> u8 {
         let Some(count) = self.pages.get(page.0 as usize) else {
             return 0;
@@ -72,19 +71,19 @@ impl Heat {
         self.add(page, 1)
     }
 
-    /// What a page has.
+    /// The count of a page.
     pub(crate) fn of(&self, page: PoolPage) -> u8 {
         self.pages.get(page.0 as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Says what a page has; also 0 for one that leaves its file, whose successor starts anew.
+    /// Sets the count of a page; to 0 for a page that leaves its file, so that it starts anew in another one.
     pub(crate) fn set(&self, page: PoolPage, count: u8) {
         if let Some(place) = self.pages.get(page.0 as usize) {
             place.store(count, Ordering::Relaxed);
         }
     }
 
-    /// Pages with so much or less are cold.
+    /// The highest count of a cold page.
     pub(crate) fn cold(&self) -> u8 {
         self.cold.load(Ordering::Relaxed)
     }
@@ -93,7 +92,7 @@ impl Heat {
         self.cold.store(cold, Ordering::Relaxed);
     }
 
-    /// Halves counts if it is time to; one step of it. `true`: call again soon.
+    /// Halves the counts of some pages, if it is time. `true`: call it again soon.
     pub(super) fn age_step(&self) -> bool {
         let len = self.pages.len();
         let mut at = self.aging.load(Ordering::Relaxed) as usize;
@@ -116,7 +115,7 @@ impl Heat {
     }
 }
 
-/// The least count that at least one in `COLD_SHARE` of a sample does not exceed.
+/// The lowest count that at least one page in `COLD_SHARE` of a sample does not exceed.
 pub(super) fn cold_of(sample: impl Iterator<Item = u8>) -> u8 {
     let mut with = [0usize; 256];
     let mut all = 0;

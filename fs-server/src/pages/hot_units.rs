@@ -1,19 +1,19 @@
 //! The heat of each sample unit, which decides its promotion as a whole (TeRM section 4.4).
 //!
-//! Owns a score for each unit of a file that was accessed of late: the accesses of the last period and half of the
-//! score before. Units of files that are not accessed fade away.
+//! There is a score for each unit of a file that was accessed recently: the accesses of the last period and half of the score before. Units that are
+//! no longer accessed fade away.
 //!
 //! # Invariants
-//! * At most `MAX_UNITS` units are scored; a unit that finds no room is not, until others have faded.
+//! * At most `MAX_UNITS` units have scores. When there is no room, a new unit gets none until others have faded.
 
 use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Units scored at most: 64 GiB with the default unit.
+/// Most units with a score: 64 GiB with the default unit.
 pub const MAX_UNITS: usize = 64 << 10;
 
-/// A unit's name.
+/// The name of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Unit {
     ino: InodeNo,
@@ -29,7 +29,7 @@ struct Score {
 /// A unit with its score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HotUnit {
-    /// The file; it may be gone.
+    /// The file, which may be gone.
     pub ino: InodeNo,
     /// First page of the unit.
     pub first_page: u64,
@@ -41,27 +41,27 @@ pub(crate) struct HotUnit {
 #[derive(Debug)]
 pub(super) struct HotUnits {
     unit_pages: u64,
-    /// Held for moments by everyone who counts.
+    /// Held for moments by all that count.
     scores: Mutex<HashMap<Unit, Score>>,
 }
 
 impl HotUnits {
-    /// No unit accessed yet; units have `unit_pages` pages.
+    /// No unit was accessed yet; a unit has `unit_pages` pages.
     pub(super) fn new(unit_pages: u32) -> Self {
         Self { unit_pages: u64::from(unit_pages.max(1)), scores: Mutex::default() }
     }
 
-    /// Pages of a unit.
+    /// The number of pages of a unit.
     pub(super) fn unit_pages(&self) -> u64 {
         self.unit_pages
     }
 
-    /// Units that have a score.
+    /// The number of units that have a score.
     pub(super) fn len(&self) -> usize {
         self.scores.lock().len()
     }
 
-    /// Counts accesses of pages of a file around `page`.
+    /// Adds accesses of pages to the unit of `page`.
     pub(super) fn add(&self, ino: InodeNo, page: u64, accesses: u64) {
         let unit = Unit { ino, number: page / self.unit_pages };
         let mut scores = self.scores.lock();
@@ -72,7 +72,7 @@ impl HotUnits {
         }
     }
 
-    /// Ends a period: the units in descending order of their scores.
+    /// Ends a period. Returns the units in descending order of their scores.
     pub(super) fn end_period(&self) -> Vec<HotUnit> {
         let mut scores = self.scores.lock();
         let mut units = Vec::with_capacity(scores.len());

@@ -1,12 +1,12 @@
-//! Notes of accesses, and their result: the cold pages and the hot units (TeRM section 4.4).
+//! Counting accesses, and the cold pages and hot units that follow from the counts (TeRM section 4.4).
 //!
-//! The server notes the accesses that it serves itself; it learns of clients' one-sided reads from their counters
-//! (`rpc/sampling.rs`). Once a period `files/promote.rs` has them reviewed ([`Pages::review`]) and promotes the units that are named.
+//! The server counts the accesses that it serves itself. It learns of clients' one-sided reads from their counters (`rpc/sampling.rs`). Once a period
+//! `files/promote.rs` calls [`Pages::review`], and promotes the units that it returns.
 //!
-//! Two ways, chosen at the start ([`Hotspots`]):
-//! * *pages* (the default): each page has its own count; a page is kept when it is read from SSD and is not cold. A unit
-//!   is promoted ahead only if it is hot as a whole, which is so when hot pages are neighbours.
-//! * *units*: as in the paper. The hottest units that fit are the hot set; their pages are warm, all others cold.
+//! There are two modes, chosen at the start ([`Hotspots`]):
+//! * *pages* (the default): each page has a count of its own, and a page that is read from SSD is kept if it is not cold. A unit is promoted ahead
+//!   only if all of it is hot, as when hot pages are neighbours.
+//! * *units*: as in the paper. The hottest units that fit are the hot set. Their pages are warm, and all others cold.
 
 use super::heat::{COLD_SAMPLES, cold_of};
 use super::hot_units::HotUnit;
@@ -15,20 +15,20 @@ use cuttlefs_common::ids::{FrameIndex, InodeNo, PoolPage};
 use std::fmt;
 use std::str::FromStr;
 
-/// Pages of a sample unit unless told otherwise: the paper's 1 MiB.
+/// Default number of pages of a sample unit: the paper's 1 MiB.
 pub(super) const DEFAULT_UNIT_PAGES: u32 = 256;
-/// How much hotter than the mean unit a unit must be to be promoted ahead where pages are counted.
+/// In pages mode a unit is promoted ahead if it is hotter than the mean unit by this factor.
 const AHEAD_FACTOR: u64 = 2;
-/// Of the frames, so many sixteenths are for the hot set: the others are for what is being written and moved.
+/// The hot set may have this number of sixteenths of the frames. The rest is for pages that are being written and moved.
 const HOT_SIXTEENTHS: u64 = 15;
 
-/// What is promoted.
+/// The unit of promotion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hotspots {
-    /// Single pages, and units that are hot as a whole.
+    /// Single pages, and units of which all pages are hot.
     #[default]
     Pages,
-    /// Units, as in the paper.
+    /// Whole units, as in the paper.
     Units,
 }
 
@@ -54,12 +54,12 @@ impl FromStr for Hotspots {
 }
 
 impl Pages {
-    /// Where a request notes the pages of a file that the server itself reads or writes for it.
+    /// A tally for the accesses to a file's pages that the server makes for one request.
     pub(super) fn tally(&self, ino: InodeNo) -> AccessTally<'_> {
         AccessTally { of: self, ino, page: 0, pages: 0 }
     }
 
-    /// Notes what was counted in one unit of a file, without its pages.
+    /// Adds a client's counts of one unit of a file to the unit's score, without those of its pages.
     pub(crate) fn note_counted(&self, ino: InodeNo, first_page: u64, accesses: u64) {
         self.units.add(ino, first_page, accesses);
         add(&self.counters.counted, accesses);
@@ -72,9 +72,9 @@ impl Pages {
             || self.heat.of(pool) > self.heat.cold()
     }
 
-    /// Ages counts and looks which are cold; the units to promote, the hottest first. Once a period.
+    /// Ages the counts and finds the cold pages. Returns the units to promote, the hottest first. Called once a period.
     pub(crate) async fn review(&self) -> Vec<HotUnit> {
-        // What came into frames while nothing left them is shown now at the latest.
+        // Pages that got frames since the last eviction are shown now at the latest.
         self.residency.settle_window();
         while self.heat.age_step() {
             futures_lite::future::yield_now().await;
@@ -105,7 +105,7 @@ impl Pages {
         units
     }
 
-    /// These pages have not been accessed yet; without this they would be the next to go.
+    /// Makes pages warm that were not accessed yet, so that they are not the next to be evicted.
     pub(crate) fn warm(&self, pages: impl Iterator<Item = PoolPage>) {
         let warm = self.heat.cold().saturating_add(1);
         for pool in pages.filter(|pool| self.heat.of(*pool) < warm) {
@@ -113,33 +113,32 @@ impl Pages {
         }
     }
 
-    /// Pages of a sample unit.
+    /// The number of pages of a sample unit.
     pub(crate) fn unit_pages(&self) -> u64 {
         self.units.unit_pages()
     }
 
-    /// How hotspots are found, for people.
+    /// The mode of finding hotspots.
     pub fn hotspots(&self) -> Hotspots {
         self.hotspots
     }
 
-    /// Pages with so many accesses of late, or fewer, are cold.
+    /// The highest count of a cold page.
     pub fn cold_heat(&self) -> u8 {
         self.heat.cold()
     }
 
-    /// Units that have a score.
+    /// The number of units that have a score.
     pub fn scored_units(&self) -> usize {
         self.units.len()
     }
 }
 
-/// Accesses of one request. Pages of the same unit that follow one another are one addition to its score, whose lock
-/// all workers share.
+/// The accesses of one request. Consecutive pages of a unit are one addition to its score, because all workers share the lock of the scores.
 pub(super) struct AccessTally<'r> {
     of: &'r Pages,
     ino: InodeNo,
-    /// Of the pages of one unit that are not added yet: the last, and how many.
+    /// The last page that was noted, and how many pages of its unit are not added to the score yet.
     page: u64,
     pages: u64,
 }
@@ -174,7 +173,7 @@ impl Drop for AccessTally<'_> {
     }
 }
 
-/// Units much hotter than the mean, whose every page is accessed more often than cold ones are.
+/// The units that are much hotter than the mean unit, and whose pages are on average hotter than cold ones.
 fn hot_as_a_whole(mut units: Vec<HotUnit>, unit_pages: u64, cold: u8) -> Vec<HotUnit> {
     let total: u64 = units.iter().map(|unit| unit.score).sum();
     let mean = total / (units.len() as u64).max(1);

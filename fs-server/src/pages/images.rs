@@ -1,4 +1,4 @@
-//! Images of pages: the bytes of a page in a frame, for the log, and their way back to the page's place (docs/log.md).
+//! Images of pages: the bytes of pages in frames, for the log, and their way back to the pages' places (docs/log.md).
 
 use super::Pages;
 use super::frames::Frames;
@@ -7,7 +7,8 @@ use crate::pool::disk::{Disk, IoBuffer, IoError, IoKind, IoRequest};
 use cuttlefs_common::ids::{PAGE_SIZE, PoolPage};
 
 impl Pages {
-    /// What these pages hold, without zeros at the end, if all are in frames. Copied under the pages' block locks, all of one moment.
+    /// The bytes of these pages, without zeros at their ends, if all are in frames. They are copied under all of the pages' block locks, so they are
+    /// of one moment.
     pub(crate) async fn images_of(
         &self,
         pages: impl Iterator<Item = PoolPage> + Clone,
@@ -27,10 +28,10 @@ impl Pages {
     }
 }
 
-/// Writes images to the pages that they are of. Durable with the next sync of the disk.
+/// Writes images to the places of their pages. They are durable there after the next sync of the disk.
 ///
 /// # Errors
-/// The first of the disk's.
+/// The disk's first error.
 pub async fn put_in_place(disk: &dyn Disk, images: Vec<(PoolPage, Vec<u8>)>) -> Result<(), IoError> {
     let write = |(page, bytes): (PoolPage, Vec<u8>)| {
         let mut buffer = AlignedBuf::zeroed(PAGE_SIZE);

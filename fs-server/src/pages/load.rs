@@ -1,6 +1,6 @@
-//! Loading: pages that are to be in frames and stay there (region policy `pin`).
+//! Loading: reads pages into frames, where they stay (region policy `pin`).
 //!
-//! There is a frame for each page of the pool, and the block locks keep two loads from taking two for one page.
+//! There is a frame for each page of the pool, and the block locks keep two loads from taking two frames for one page.
 
 use super::frames::PrivateFrame;
 use super::{Pages, add};
@@ -8,15 +8,15 @@ use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
 use cuttlefs_common::status::Status;
 
-/// Pages of one IO at most, as of a fetch.
+/// Most pages of one IO, like those of a fetch.
 const MAX_IO_PAGES: usize = 64;
 
 impl Pages {
-    /// Reads those of these pages that are not resident, in one batch, one IO for each group of neighbours; returns how many that
-    /// were. The caller has the mapping's lock; the pages are in order.
+    /// Reads the pages that are not resident in one batch, with one IO for each group of neighbours, and returns how many these were. The caller has
+    /// the mapping's lock; the pages are in order.
     ///
     /// # Errors
-    /// `Io` if a page cannot be read, or there is no frame for it. What was read is there.
+    /// `Io` if a page cannot be read, or there is no frame for it. Pages that were read stay resident.
     pub(crate) async fn load(
         &self,
         disk: &dyn Disk,

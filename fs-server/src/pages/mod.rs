@@ -1,50 +1,50 @@
-//! The pool's pages: the part of them in DRAM, and every way in which their bytes are read and changed (DESIGN section 1).
+//! The pool's pages: the part of them in DRAM, and every way in which their bytes are read and changed.
 //!
-//! Owns the frames, the residency table that clients read one-sidedly, the block locks, the heat of pages and of sample units,
-//! eviction, and the data syncs. It knows no file: `files/`, which maps files to pages, asks by pool page, and names a file
-//! only for the messages and for the heat of its units.
+//! This module has the frames, the residency table that clients read one-sidedly, the block locks, the heat of pages and of sample units, eviction,
+//! and the data syncs. It knows no files: `files/`, which maps files to pages, calls it with pool pages, and names a file only for messages and for
+//! the heat of its units.
 //!
-//! One `Pages` serves all workers and the NIC engine. Everything in it is `Send + Sync`; the futures that take a
-//! [`Disk`](crate::pool::Disk) belong to one worker and must be driven to completion: dropped half way they leave a
-//! page marked as changing (its readers fall back to RPC for ever) and may lose a frame, but never mix up bytes.
+//! One `Pages` serves all workers and the NIC engine. Everything in it is `Send + Sync`. The futures that take a [`Disk`](crate::pool::Disk) belong
+//! to one worker and must be driven to completion: if one is dropped half way, a page may stay marked as changing (its readers use RPC for ever) and
+//! a frame may be lost, but bytes are never mixed up.
 //!
-//! All follow the page protocol of docs/pages.md. None replaces a page on the critical path: with a free frame a page becomes
-//! resident, without one it goes past the frames.
+//! All operations follow the page protocol of docs/pages.md. None evicts a page on the critical path: with a free frame a page becomes resident,
+//! without one it is read or written past the frames.
 
-/// Who may change a page.
+/// The locks of pages.
 mod block_locks;
-/// Where bytes come from and go to.
+/// Sources and sinks of bytes.
 mod bytes;
-/// Changing bytes.
+/// Changes of bytes.
 mod change;
-/// Making frames clean and free.
+/// Write-out and eviction.
 mod evict;
-/// The DRAM.
+/// The DRAM of the pool.
 mod frames;
-/// Which pages are hot.
+/// The heat of pages.
 mod heat;
-/// Which sample units are.
+/// The heat of sample units.
 mod hot_units;
-/// Where accesses are noted, and what follows from them.
+/// Counting accesses, and what follows from the counts.
 mod hotspots;
 /// Copies of dirty pages for the log.
 mod images;
-/// All of a file's pages, to stay.
+/// Reading pages into frames for good.
 mod load;
 /// The page protocol under a model checker.
 #[cfg(feature = "model-check")]
 pub mod model;
-/// What is compared.
+/// The policies that are compared.
 pub mod policy;
-/// Hits and misses.
+/// Reads of resident pages and of pages on SSD.
 mod read;
 /// Changes of residency entries.
 mod residency;
-/// Finding rot.
+/// The search for rotten pages.
 mod scrub;
-/// A page at one moment.
+/// The state of a page at one moment.
 mod view;
-/// What an RNIC that translates sees.
+/// The pages as an RNIC sees them that translates addresses.
 pub mod window;
 
 pub use bytes::{Sink, Source};
@@ -80,20 +80,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use window::PageWindow;
 
-/// Requests that may hold bounce buffers at once; further ones wait in line. As many small ones as keep an SSD busy;
-/// those of more than 16 KiB also hold one of a worker's registered buffers, of which there are few.
+/// Requests that may have bounce buffers at once; further ones wait. As many small ones as keep an SSD busy. Requests of more than 16 KiB also hold
+/// one of a worker's registered buffers, of which there are few.
 const MAX_BOUNCE_REQUESTS: usize = 128;
 
-/// How much there is of what, and how it is served.
+/// Sizes and policies of a server's pages.
 #[derive(Clone, Copy, Debug)]
 pub struct PagesConfig {
     /// Pages of the pool.
     pub pool_pages: u64,
     /// The memory budget; rounded down to whole frames.
     pub memory_bytes: u64,
-    /// How they are served.
+    /// How pages are served.
     pub policy: RegionPolicy,
-    /// What is promoted.
+    /// The unit of promotion.
     pub hotspots: Hotspots,
     /// Pages of a sample unit.
     pub unit_pages: u32,
@@ -114,7 +114,7 @@ impl PagesConfig {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counts since the start. Added to by workers and the NIC engine, read by status; relaxed.
+        /// Counts since the start. Workers and the NIC engine add to them, status reads them; relaxed.
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
 
@@ -131,41 +131,41 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Fetched from frames.
+    /// Fetched by RPC from frames.
     fetch_hits,
-    /// Fetched from SSD.
+    /// Fetched by RPC from SSD.
     fetch_misses,
-    /// Read from SSD into a frame and kept there.
+    /// Read from SSD into a frame, and kept there.
     promoted,
-    /// Read from SSD into frames ahead of any request, with their hot unit.
+    /// Read from SSD into frames ahead of requests, with their hot unit.
     promoted_ahead,
-    /// Sent from a frame back to SSD.
+    /// Evicted from a frame.
     evicted,
     /// Read one-sidedly, as clients counted.
     counted,
     /// Written from frames to SSD.
     written_back,
-    /// Written to SSD past the frames.
+    /// Written directly to SSD.
     direct_writes,
-    /// Read for a partial write.
+    /// Read because a write overwrote a part of them.
     read_modify_writes,
-    /// Read by the NIC engine from frames.
+    /// Read from frames by the NIC engine.
     target_hits,
     /// Answered by the NIC engine with the magic pattern.
     target_magic,
-    /// READs (not pages) of which it answered some that way.
+    /// READs (not pages) that were answered with the magic pattern at least in part.
     target_magic_reads,
     /// Written by the NIC engine, under the policies that expose pages to it.
     target_writes,
     /// READs and WRITEs (not pages) that faulted in the NIC engine and stalled their queue pair.
     odp_faults,
-    /// Pages of those.
+    /// Pages of these READs and WRITEs.
     odp_fault_pages,
-    /// Not read because of the device, or because of their checksums.
+    /// Pages that could not be read because of the device or of their checksums.
     read_errors,
-    /// Of these, those whose checksums did not match their bytes.
+    /// Among these, pages whose checksums did not match.
     rotten_pages,
-    /// Not written because of the device.
+    /// Pages that could not be written because of the device.
     write_errors,
 }
 
@@ -173,14 +173,14 @@ pub(crate) fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// How much of what is in use.
+/// Figures of a server's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageFigures {
     /// Frames that can hold pages.
     pub frames: u32,
-    /// Of these, free.
+    /// Free frames among these.
     pub free_frames: u32,
-    /// Of these, dirty.
+    /// Dirty frames among these.
     pub dirty_frames: u64,
     /// Frames lost to abandoned IO.
     pub leaked_frames: u32,
@@ -200,15 +200,15 @@ pub struct Pages {
     hotspots: Hotspots,
     /// Permits for requests with bounce buffers.
     bounce: Semaphore,
-    /// Told when free frames run low.
+    /// Notified when few frames are free.
     frames_low: Event,
     clean_hand: AtomicU64,
     magic: MagicPattern,
     count: u64,
     policy: RegionPolicy,
-    /// What one-sided reads fault in, under the policy that has them do so.
+    /// The mapped pool, into which one-sided reads fault under that policy.
     mapped: Option<Arc<CachedPool>>,
-    /// The checksums of the disks that this is used with, if they have any.
+    /// The checksums of the disks with which this is used, if they have any.
     sums: Option<Arc<PageSums>>,
 }
 
@@ -219,10 +219,10 @@ impl std::fmt::Debug for Pages {
 }
 
 impl Pages {
-    /// Takes the memory; the magic pattern is drawn from `random`.
+    /// Allocates the memory, and draws the magic pattern from `random`.
     ///
     /// # Errors
-    /// The memory cannot be had, or the budget is too small.
+    /// If there is no memory, or the budget is too small.
     pub fn new(config: PagesConfig, random: &dyn Random) -> io::Result<Self> {
         let mut pattern = [0u8; 32];
         random.fill(&mut pattern);
@@ -249,22 +249,22 @@ impl Pages {
         })
     }
 
-    /// The same, with the mapped pool that reads which fault are served from.
+    /// The same with a mapped pool, for reads that fault.
     pub fn with_mapped(self, mapped: Option<Arc<CachedPool>>) -> Self {
         Self { mapped, ..self }
     }
 
-    /// The same, with a window that shows the pages to an RNIC that translates. While everything is on SSD.
+    /// The same with a window that shows the pages to an RNIC that translates. Called while no page is in a frame.
     pub fn with_window(self, window: Box<dyn PageWindow>) -> Self {
         Self { residency: self.residency.with_window(window), ..self }
     }
 
-    /// The same, over disks with checksums.
+    /// The same for disks with checksums.
     pub fn with_sums(self, sums: Arc<PageSums>) -> Self {
         Self { sums: Some(sums), ..self }
     }
 
-    /// Space was taken that nothing durable names.
+    /// Notes that space was allocated that no durable extent has.
     pub(crate) fn note_allocated(&self, runs: &[Run]) {
         if let Some(sums) = &self.sums {
             runs.iter().for_each(|run| sums.note_allocated(run.first.0..run.end().0));
@@ -287,22 +287,22 @@ impl Pages {
         self.policy
     }
 
-    /// Covers what is on SSD; told to clients when they attach.
+    /// The pattern in place of pages on SSD. Clients are told it when they attach.
     pub fn magic(&self) -> MagicPattern {
         self.magic
     }
 
-    /// The frames, to register with disks and devices.
+    /// The frames, to be registered with disks and devices.
     pub fn frames(&self) -> &Arc<Frames> {
         self.residency.frames()
     }
 
-    /// How many pages the pool has.
+    /// The number of pages of the pool.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// What one-sided reads fault in, under the policy that has them do so.
+    /// The mapped pool, into which one-sided reads fault under that policy.
     pub(crate) fn mapped(&self) -> Option<&Arc<CachedPool>> {
         self.mapped.as_ref()
     }
@@ -316,7 +316,7 @@ impl Pages {
         }
     }
 
-    /// Whether these pages can be overwritten through the mapped pool without a wait, as of now.
+    /// Whether these pages can be overwritten through the mapped pool now, without a wait.
     pub(crate) fn may_overwrite_at_once(&self, pool: &CachedPool, changes: &[PageChange]) -> bool {
         changes.iter().all(|change| {
             pool.is_cached(change.pool.byte_offset(), PAGE_SIZE)
@@ -325,7 +325,7 @@ impl Pages {
         })
     }
 
-    /// Figures of about this moment.
+    /// Figures as of about now.
     pub fn figures(&self) -> PageFigures {
         PageFigures {
             frames: self.frames().usable(),
@@ -341,19 +341,19 @@ impl Pages {
         self.data_sync.count()
     }
 
-    /// Whether the SSD holds everything that is in frames, as far as anybody knows.
+    /// Whether all frames were clean when this looked, and no data sync has failed.
     pub(crate) fn is_written_back(&self) -> bool {
         self.residency.dirty() == 0 && !self.data_sync.has_failed()
     }
 
-    /// Takes a free frame; wakes eviction if that leaves few.
+    /// Takes a free frame, and wakes eviction if few are left.
     fn take_frame(&self) -> Option<PrivateFrame> {
         if !self.policy.uses_frames() {
             return None;
         }
         let mut frame = self.frames().take();
         if frame.is_none() {
-            // Some may wait for the window to hide them.
+            // Some frames may wait until the window no longer shows them.
             self.residency.settle_window();
             frame = self.frames().take();
         }
@@ -366,7 +366,7 @@ impl Pages {
         frame
     }
 
-    /// Below so many free frames eviction runs: enough for a few large requests to find room, at most a sixteenth.
+    /// The number of free frames below which eviction runs: enough for a few large requests, and at most a sixteenth.
     pub(crate) fn low_water(&self) -> u32 {
         (self.frames().usable() / 16).clamp(1, 2048)
     }

@@ -1,12 +1,12 @@
-//! The page protocol's own code under a model checker, in every interleaving and with every reordering the memory model allows: one
-//! page of one file, two frames, one reader, and each operation on the page meanwhile.
+//! The code of the page protocol under a model checker, in every interleaving and with every reordering that the memory model allows: one page of one
+//! file, two frames, one reader, and each operation on the page meanwhile.
 //!
-//! [`Site`] is the server's side: its residency table, frames and file table, whose words the checker sees (`cuttlefs_common::sync`). A
-//! page is two words. Its own way to read is the NIC engine's (target translation, `files::target`): the page and its entry under the
-//! mapping's lock, then the copy. The tests are fs-client's (tests/page_model.rs), which has the initiator's way.
+//! [`Site`] is the server's side: its residency table, frames and file table, whose words the checker sees (`cuttlefs_common::sync`). A page is two
+//! words. It has the NIC engine's way to read (target translation, `files::target`): the page and its entry under the mapping's lock, then the copy.
+//! The tests are in fs-client (tests/page_model.rs), which has the initiator's way.
 //!
-//! Only the surroundings of the protocol are restated: the block lock and the mapping's lock, which are locks of the checker's. A write
-//! before the beginning of a read is told to the reader as by a reply: released by the writer, acquired by the reader.
+//! Only the surroundings of the protocol are rewritten here: the block lock and the mapping's lock, which are the checker's locks. The reader learns
+//! of a write that returned before its read as by a reply: the writer releases, the reader acquires.
 
 use super::frames::{Frames, PrivateFrame};
 use super::residency::Residency;
@@ -19,33 +19,33 @@ use loom::sync::atomic::AtomicU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The file's slot.
+/// The file's slot in the file table.
 pub const SLOT: FileSlot = FileSlot(1);
-/// What of the page is read and written: two words.
+/// The part of the page that is read and written: two words.
 pub const LEN: usize = 16;
-/// Bytes of the file the reader reads, and of the one that gets the frame or the page next.
+/// The bytes of the file that the reader reads.
 pub const OWN: u64 = 0x11;
-/// See [`OWN`].
+/// The bytes of another file, which gets the frame or the page next.
 pub const FOREIGN: u64 = 0x22;
-/// What the file's writer puts in place of `OWN`.
+/// The bytes that the file's writer puts in place of `OWN`.
 pub const NEWER: u64 = 0x33;
 
-/// The page, and another file's that may get its frame.
+/// The page, and a page of another file that may get its frame.
 const PAGE: PoolPage = PoolPage(0);
 const OTHER_PAGE: PoolPage = PoolPage(1);
 const GENERATION: u64 = 1;
 const FRAMES: u32 = super::MIN_FRAMES + 1;
 
-/// A server with one page of one file, which is in a frame and holds [`OWN`].
+/// A server with one page of one file, which is in a frame and has the bytes [`OWN`].
 #[derive(Debug)]
 pub struct Site {
     residency: Residency,
     files: FileTable,
-    /// Which pool page the file's page is at, under the lock of the file's mapping.
+    /// The pool page of the file's page, under the lock of the file's mapping.
     mapping: Mutex<Option<PoolPage>>,
     /// The page's block lock.
     block: Mutex<()>,
-    /// The last write that returned.
+    /// The bytes of the last write that returned.
     written: AtomicU64,
 }
 
@@ -56,7 +56,7 @@ fn bytes(word: u64) -> [u8; LEN] {
 }
 
 impl Site {
-    /// In an execution of the checker.
+    /// Makes the server within an execution of the checker.
     #[expect(clippy::new_without_default, reason = "a model begins with it, nothing else")]
     pub fn new() -> Self {
         let frames = Frames::new(FRAMES, &MagicPattern::new([7; 32])).expect("frames");
@@ -80,12 +80,12 @@ impl Site {
         site
     }
 
-    /// What a server shows its clients: frames, residency table and file table.
+    /// The memory that a server shows to its clients: frames, residency table and file table.
     pub fn windows(&self) -> (Arc<SharedMemory>, ResidencyTable, FileTable) {
         (self.residency.frames().memory().clone(), self.residency.table().clone(), self.files.clone())
     }
 
-    /// The file's layout, as a client has it cached.
+    /// The file's layout, as a client has cached it.
     pub fn layout() -> Layout {
         let extent =
             Extent { file_page: FilePage(0), pool_page: PAGE, len_pages: 1, state: ExtentState::Written };
@@ -97,7 +97,7 @@ impl Site {
         self.block.lock().expect("nobody panics with it")
     }
 
-    /// Whether the page is in a frame. Under its block lock.
+    /// Whether the page is in a frame. Called under its block lock.
     pub fn is_resident(&self) -> bool {
         self.residency.load(PAGE).is_resident()
     }
@@ -108,40 +108,40 @@ impl Site {
         frame
     }
 
-    /// The page goes to SSD, and its frame is free.
+    /// Evicts the page, which frees its frame.
     pub fn evict(&self) {
         self.residency.vacate(PAGE);
     }
 
-    /// Another file's page gets a free frame.
+    /// Gives a free frame to another file's page.
     pub fn promote_other(&self) {
         self.residency.publish(OTHER_PAGE, self.filled_frame(FOREIGN), false);
     }
 
-    /// A page on SSD gets a frame: bytes first, then the entry.
+    /// Gives a frame to the page on SSD: the bytes first, then the entry.
     pub fn promote(&self, word: u64) {
         self.residency.publish(PAGE, self.filled_frame(word), false);
     }
 
-    /// A write into the frame of a resident page returns.
+    /// Does a whole write into the frame of the resident page.
     pub fn rewrite(&self, word: u64) {
         self.residency.write_in_frame(PAGE, |at| self.residency.frames().memory().write(at, &bytes(word)));
         self.wrote(word);
     }
 
-    /// A write returns.
+    /// Notes that a write has returned.
     pub fn wrote(&self, word: u64) {
         self.written.store(word, Ordering::Release);
     }
 
-    /// A write that forgets the protocol.
+    /// Writes without the protocol.
     pub fn scribble(&self, word: u64) {
         let at = Frames::offset(self.residency.load(PAGE).frame());
         self.residency.frames().memory().write(at, &bytes(word));
         self.residency.write_in_frame(PAGE, |_| {});
     }
 
-    /// An empty file in place of the page's: it has a layout without extents.
+    /// Makes the file empty: its layout has no extents.
     pub fn emptied(self) -> Self {
         self.files.publish(SLOT, InodeNo(5), GENERATION, 0);
         self
@@ -152,29 +152,29 @@ impl Site {
         Layout { generation: GENERATION, extents: Vec::new(), known_until: None }
     }
 
-    /// The empty file gets its first bytes.
+    /// Gives the empty file its first bytes.
     pub fn grow(&self) {
         self.files.change_layout(SLOT, GENERATION + 1, LEN as u64);
     }
 
-    /// The same, with the length shown first, and the layout that it is of next.
+    /// The same with a mistake: shows the length first, and the generation after it.
     pub fn grow_carelessly(&self) {
         self.files.publish(SLOT, InodeNo(5), GENERATION + 1, LEN as u64);
     }
 
-    /// The page leaves its file: the mapping changes first, then the entry moves.
+    /// Takes the page from its file: the mapping changes first, then the entry moves.
     pub fn leave(&self) {
         *self.mapping.lock().expect("nobody panics with it") = None;
         self.files.change_layout(SLOT, GENERATION + 1, PAGE_SIZE as u64);
         self.residency.vacate(PAGE);
     }
 
-    /// What was written before now.
+    /// The bytes of the last write that returned before now.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }
 
-    /// A read of target translation: what a copy that validates gives.
+    /// Reads as target translation does; `None` if the copy does not validate.
     pub fn read_as_target(&self) -> Option<[u8; LEN]> {
         let (page, entry) = {
             let mapping = self.mapping.lock().expect("nobody panics with it");
@@ -186,7 +186,7 @@ impl Site {
     }
 }
 
-/// How a read is made, and what must be true of it.
+/// A function that reads the file's first bytes; `None` if it gets none.
 pub type Reader = fn(&Site) -> Option<[u8; LEN]>;
 
 fn read_once(site: &Site, read: Reader, allowed: &[u64]) {
@@ -201,11 +201,11 @@ fn read_once(site: &Site, read: Reader, allowed: &[u64]) {
     }
 }
 
-/// How often a thread is stopped in its midst, at most, where two run. One read has eight loads, and what can go wrong does so in one gap or
-/// two between them; a bound keeps the longest of these models at seconds.
+/// Most preemptions of a thread where two run. A read has eight loads, and a mistake shows in one or two gaps between them. The bound keeps the
+/// longest of these models at seconds.
 pub const PREEMPTIONS: usize = 4;
 
-/// One read beside one thread that does `change`.
+/// Runs one read beside one thread that does `change`.
 fn check(read: Reader, preemptions: usize, change: fn(&Site), allowed: &'static [u64]) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
@@ -218,12 +218,12 @@ fn check(read: Reader, preemptions: usize, change: fn(&Site), allowed: &'static 
     });
 }
 
-/// All cases, for one way to read.
+/// Checks all cases for one way to read.
 ///
 /// # Panics
-/// A read gave what it must not.
+/// If a read returns bytes that it must not.
 pub fn check_reader(read: Reader, preemptions: usize) {
-    // An evicted frame that another page gets is not believed.
+    // An evicted frame that another page gets is not accepted.
     check(
         read,
         preemptions,
@@ -233,7 +233,7 @@ pub fn check_reader(read: Reader, preemptions: usize) {
         },
         &[OWN],
     );
-    // A page that another file gets is not believed.
+    // A page that another file gets is not accepted.
     check(
         read,
         preemptions,
@@ -245,7 +245,7 @@ pub fn check_reader(read: Reader, preemptions: usize) {
     );
     // A write in the frame is not seen torn.
     check(read, preemptions, |site| site.rewrite(NEWER), &[OWN, NEWER]);
-    // All that can befall a page, one after another, while one read is under way.
+    // All operations on a page, one after another, while one read is under way.
     check(
         read,
         preemptions,
@@ -262,10 +262,10 @@ pub fn check_reader(read: Reader, preemptions: usize) {
     check_two_changers(read);
 }
 
-/// Eviction and promotion meet the writer and the one who frees in either order.
+/// Eviction and promotion meet a writer and the freeing of the page, in either order.
 fn check_two_changers(read: Reader) {
     let mut model = loom::model::Builder::new();
-    // Three threads: with one more it takes minutes.
+    // There are three threads: with one more preemption this takes minutes.
     model.preemption_bound = Some(2);
     model.check(move || {
         let site = Arc::new(Site::new());
@@ -295,7 +295,7 @@ fn check_two_changers(read: Reader) {
     });
 }
 
-/// The model can fail: without the odd version in between, the checker finds the torn copy.
+/// Shows that the model can fail: without the odd version in between, the checker finds the torn copy.
 ///
 /// # Panics
 /// Always, if the model is worth something.
@@ -303,7 +303,7 @@ pub fn check_scribble(read: Reader) {
     check(read, PREEMPTIONS, |site| site.scribble(NEWER), &[OWN, NEWER]);
 }
 
-/// And so it can with reuse: a page that is given away while the mapping and the generation still name it.
+/// Shows the same for reuse: the page is given away while the mapping and the generation still name it.
 ///
 /// # Panics
 /// Always, if the model is worth something.
@@ -319,10 +319,10 @@ pub fn check_given_away(read: Reader) {
     );
 }
 
-/// A file that gets its first bytes while it is read by the layout that it had before, which has none. `read`: whether it got any bytes.
+/// A file gets its first bytes while it is read by its earlier layout, which has no extents. `read` returns whether it got any bytes.
 ///
 /// # Panics
-/// It did: zeros that the file never had.
+/// If it got some: they are zeros that the file never had.
 pub fn check_growth(read: fn(&Site) -> bool, grow: fn(&Site)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);

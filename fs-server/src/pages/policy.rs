@@ -1,4 +1,4 @@
-//! Region policies: TeRM, and those that it is compared with (TeRM sections 6.1 and 6.3), as three switches.
+//! Region policies: TeRM, and the policies that it is compared with (TeRM sections 6.1 and 6.3), as three switches.
 //!
 //! | policy       | access     | promotes | one-sided reads                                    |
 //! |--------------|------------|----------|----------------------------------------------------|
@@ -9,8 +9,7 @@
 //! | `rpc-buffer` | buffered   | no       | none                                               |
 //! | `rpc-direct` | direct     | no       | none                                               |
 //!
-//! `rpc-direct` takes the techniques of `term` one after another: tiering IO, hotspots, magic; with all three it is
-//! `term`.
+//! `rpc-direct` can be given the techniques of `term` one after another: tiering IO, hotspots, magic. With all three it is `term`.
 //!
 //! # Invariants
 //! * All policies store the same bytes in the same places: a pool may be served under one today and another tomorrow.
@@ -22,26 +21,26 @@ use std::str::FromStr;
 /// Why there is no such policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// No policy is called so.
+    /// There is no policy of this name.
     #[error("`{0}` is no region policy; give one of {names}", names = PolicyName::ALL.map(PolicyName::text).join(", "))]
     Unknown(String),
-    /// Nor a technique.
+    /// There is no technique of this name.
     #[error("`{0}` is no technique; give tiering, hotspot or magic")]
     UnknownTechnique(String),
-    /// Only `rpc-direct` is given techniques.
+    /// Only `rpc-direct` takes techniques.
     #[error("--with belongs to --region rpc-direct; {0} takes no techniques")]
     NoTechniques(PolicyName),
-    /// One that comes earlier is left out.
+    /// A given technique builds on another one that is not given.
     #[error(
         "--with takes `tiering`, `tiering,hotspot` or `tiering,hotspot,magic`: each technique builds on the one before"
     )]
     TechniqueLeftOut,
-    /// Nothing faults in the NIC engine.
+    /// Under this policy nothing faults in the NIC engine.
     #[error("--odp-hardware belongs to --region odp; {0} has no such faults")]
     NoFaults(RegionPolicy),
 }
 
-/// A policy by its name.
+/// The name of a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyName {
     /// SSD-extended memory.
@@ -60,7 +59,7 @@ pub enum PolicyName {
 }
 
 impl PolicyName {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 6] =
         [Self::Term, Self::Pin, Self::Odp, Self::Rpc, Self::RpcBuffer, Self::RpcDirect];
 
@@ -91,14 +90,14 @@ impl FromStr for PolicyName {
     }
 }
 
-/// A technique `rpc-direct` can be given, in the order of TeRM's Figure 10.
+/// A technique that `rpc-direct` can be given, in the order of TeRM's Figure 10.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Technique {
-    /// Pages that are in DRAM are served from there.
+    /// Pages in DRAM are served from there.
     Tiering,
-    /// Hot pages come to DRAM, cold ones leave it.
+    /// Hot pages are promoted to DRAM, and cold ones are evicted.
     Hotspot,
-    /// One-sided reads, with the magic pattern for what is on SSD.
+    /// One-sided reads, with the magic pattern for pages on SSD.
     Magic,
 }
 
@@ -115,7 +114,7 @@ impl FromStr for Technique {
     }
 }
 
-/// How the server reaches a page.
+/// How the server accesses a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// In its frame, or on SSD past the kernel's cache.
@@ -131,26 +130,26 @@ pub enum Access {
 /// What one-sided reads see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// Frames; the magic pattern in place of pages on SSD.
+    /// Frames, and the magic pattern in place of pages on SSD.
     Magic,
-    /// Frames, which hold everything.
+    /// Frames; each page has one.
     Pinned,
-    /// The mapped pool; a page that is not there faults.
+    /// The mapped pool; a page that is not in memory faults.
     Faulting,
-    /// Nothing.
+    /// Nothing: there are no one-sided reads.
     Hidden,
 }
 
 /// How regions are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionPolicy {
-    /// How the server reaches a page.
+    /// How the server accesses a page.
     pub access: Access,
     /// Whether pages move between SSD and frames after the start.
     pub promotes: bool,
     /// What one-sided reads see.
     pub exposure: Exposure,
-    /// Whether reads that fault take the time an RNIC's do as well (`--odp-hardware`).
+    /// Whether reads that fault also wait as long as at an RNIC (`--odp-hardware`).
     pub hardware_times: bool,
 }
 
@@ -161,7 +160,7 @@ impl Default for RegionPolicy {
 }
 
 impl RegionPolicy {
-    /// The policy of a name.
+    /// The policy of this name.
     pub const fn of(name: PolicyName) -> Self {
         let (access, promotes, exposure) = match name {
             PolicyName::Term => (Access::Tiering, true, Exposure::Magic),
@@ -174,7 +173,7 @@ impl RegionPolicy {
         Self { access, promotes, exposure, hardware_times: false }
     }
 
-    /// `rpc-direct` with the first techniques of Figure 10.
+    /// `rpc-direct` with the given techniques, which must be the first ones of Figure 10.
     ///
     /// # Errors
     /// `NoTechniques`, `TechniqueLeftOut`.
@@ -200,7 +199,7 @@ impl RegionPolicy {
         })
     }
 
-    /// The same, with what an RNIC's page faults cost beside the CPU's.
+    /// The same policy, whose page faults also take the time of an RNIC's.
     ///
     /// # Errors
     /// `NoFaults`.
@@ -211,7 +210,7 @@ impl RegionPolicy {
         Ok(Self { hardware_times: true, ..self })
     }
 
-    /// Whether pages may be in frames at all.
+    /// Whether the policy uses frames.
     pub const fn uses_frames(&self) -> bool {
         matches!(self.access, Access::Tiering)
     }

@@ -1,14 +1,14 @@
-//! Reading pool pages: hits from their frames, misses in one batch from SSD (TeRM sections 4.2 and 4.3).
+//! Reads of pool pages: resident ones from their frames, the others in one batch from SSD (TeRM sections 4.2 and 4.3).
 //!
 //! # How it works
-//! The pages come with their residency entries, as they were looked up. Resident pages are copied from their frames; the
-//! others are read in one batch, those that are not cold into free frames while there are any (they become resident: this is
-//! how single pages are promoted), the rest into bounce buffers. No lock is held meanwhile, unless the caller holds them. A page
-//! whose entry moved before its bytes were there is given back: the caller looks it up again.
+//! Each page comes with its residency entry as of its lookup. Resident pages are copied from their frames. The others are read in one batch: those
+//! that are not cold into free frames while there are any, which makes them resident (this is how single pages are promoted), the rest into bounce
+//! buffers. No lock is held meanwhile, unless the caller holds them. A page whose entry moved before its bytes were read is returned, and the caller
+//! looks it up again.
 //!
 //! # Failure
-//! A read error is `Io`, unless the page moved meanwhile: never wrong bytes, never zeros. So is a page whose checksum does not
-//! match, once that was found with the locks held.
+//! A read error is `Io`, unless the page moved meanwhile: never wrong bytes, never zeros. A page whose checksum does not match is `Io`, too, if it
+//! does not match with the locks held either.
 
 use super::bytes::Sink;
 use super::frames::{Frames, PrivateFrame};
@@ -20,22 +20,22 @@ use cuttlefs_common::ids::{FrameIndex, InodeNo, PAGE_SIZE, PoolPage};
 use cuttlefs_common::region::{PagePart, ResidencyEntry};
 use cuttlefs_common::status::Status;
 
-/// Pages of one IO at most.
+/// Most pages of one IO.
 const MAX_READ_PAGES: usize = 64;
 
-/// How pages of one file are read.
+/// A read of pages of one file.
 pub(crate) struct PageRead<'a> {
     pub(crate) pages: &'a Pages,
     pub(crate) disk: &'a dyn Disk,
-    /// Whose they are: for the log, and as the name of its sample units.
+    /// The file's inode number, for messages, and for the name of its sample units.
     pub(crate) ino: InodeNo,
-    /// The mapping's and the pages' locks are held.
+    /// Whether the mapping's and the pages' locks are held.
     pub(crate) locked: bool,
-    /// Nobody waits for the bytes: only frames are filled.
+    /// Whether no request waits for the bytes, so that only frames are filled.
     pub(crate) ahead: bool,
 }
 
-/// A page to be read from SSD.
+/// A page that is to be read from SSD.
 struct Miss {
     part: PagePart,
     pool: PoolPage,
@@ -44,7 +44,7 @@ struct Miss {
 }
 
 impl PageRead<'_> {
-    /// Puts what these parts hold into `sink`, zeros for what is past `size`; returns the parts that moved.
+    /// Puts the bytes of these parts into `sink`, and zeros past `size`. Returns the parts whose pages moved.
     pub(crate) async fn run(
         &self,
         views: Vec<(PagePart, PageView)>,
@@ -125,7 +125,7 @@ impl PageRead<'_> {
                 })
                 .collect();
             let buffer = if frames.is_empty() {
-                // The read fills it, or nobody looks.
+                // The read fills the buffer, or its bytes are not used.
                 IoBuffer::Owned(AlignedBuf::unfilled(group.len() * PAGE_SIZE))
             } else {
                 IoBuffer::Frames(frames)
@@ -145,7 +145,7 @@ impl PageRead<'_> {
                     && error.concerns(miss.pool)
                 {
                     if error.is_rot() && !self.locked {
-                        // Under the locks it is for certain: nobody changes page or sum there.
+                        // Only with the locks held it is certain that the page and its sum belong together.
                         moved.push(miss.part);
                         continue;
                     }
@@ -181,15 +181,14 @@ impl PageRead<'_> {
         if failed { Err(Status::Io) } else { Ok(()) }
     }
 
-    /// Publishes the frame the page was read into, unless the page moved or is being changed.
+    /// Publishes the frame into which the page was read, unless the page moved or is being changed.
     fn promote(&self, miss: Miss) {
         let Some(frame) = miss.frame else { return };
         let guard = if self.locked { None } else { self.pages.locks.try_lock(miss.pool) };
         if !self.locked && guard.is_none() {
             return;
         }
-        // The entry did not move since before the read, so the frame holds the page's bytes, and under the block
-        // lock it cannot move now.
+        // The entry did not move since before the read, so the frame has the page's bytes, and under the block lock the entry cannot move now.
         if self.pages.residency.load(miss.pool) == miss.before {
             self.pages.residency.publish(miss.pool, frame, false);
             let counters = &self.pages.counters;
@@ -198,7 +197,7 @@ impl PageRead<'_> {
     }
 }
 
-/// Bytes of a page past the end of the file are whatever they are until the file grows; nobody sees them.
+/// Zeros the part past the end of the file, where a page may have any bytes until the file grows.
 fn clear_past_end(sink: &mut Sink<'_>, part: &PagePart, size: u64) {
     let start = part.page.byte_offset() + part.offset_in_page as u64;
     let inside = size.saturating_sub(start).min(part.len as u64) as usize;
@@ -207,7 +206,7 @@ fn clear_past_end(sink: &mut Sink<'_>, part: &PagePart, size: u64) {
     }
 }
 
-/// Groups misses that are neighbours in the pool and alike in having a frame: each group is one IO.
+/// Groups misses that are neighbours in the pool and all have frames or all have none. Each group is one IO.
 fn group_neighbours(misses: Vec<Miss>) -> Vec<Vec<Miss>> {
     let mut groups: Vec<Vec<Miss>> = Vec::new();
     for miss in misses {

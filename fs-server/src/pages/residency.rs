@@ -1,12 +1,11 @@
-//! Residency changes: the rows of the page protocol's table (docs/pages.md), one function each.
+//! Changes of residency: each row of the page protocol's table (docs/pages.md) is a function here.
 //!
-//! Owns nothing; moves entries, frames and the dirty count together so that they cannot disagree. Every changing
-//! function wants the page's block lock; the entry's own assertion (two writers of one page) backs that.
+//! Entries, frames and the count of dirty frames are changed together here, so that they agree. Every function that changes an entry needs the page's
+//! block lock; an assertion on the entry (two writers of one page) checks that.
 //!
 //! # Invariants
-//! * An entry that is dirty is counted in `dirty`, once.
-//! * A frame goes to the free list after its entry has moved, never before (invariant 1), and after the window, where there is one, shows it
-//!   no longer.
+//! * A dirty entry is counted in `dirty` once.
+//! * A frame goes to the free list only after its entry has moved (invariant 1), and, if there is a window, after the window no longer shows it.
 
 use super::frames::{Frames, PrivateFrame};
 use super::window::{Following, PageWindow};
@@ -20,33 +19,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Residency {
     table: ResidencyTable,
     frames: Arc<Frames>,
-    /// Dirty entries. Moved under block locks, read by anyone; relaxed: it steers write-back.
+    /// The number of dirty entries. Changed under block locks, read by anyone. Relaxed: it only steers write-back.
     dirty: AtomicU64,
-    /// What an RNIC that translates sees; `None`: RNICs see the frames as they lie.
+    /// The window of an RNIC that translates; `None` if RNICs have the frames themselves.
     following: Option<Following>,
 }
 
 impl Residency {
-    /// Everything is on SSD.
+    /// All pages are on SSD.
     pub(crate) fn new(table: ResidencyTable, frames: Arc<Frames>) -> Self {
         Self { table, frames, dirty: AtomicU64::new(0), following: None }
     }
 
-    /// The same, with a window that follows it. Everything is on SSD still.
+    /// The same with a window that follows the table. All pages must still be on SSD.
     pub(super) fn with_window(self, window: Box<dyn PageWindow>) -> Self {
         assert_eq!(self.frames.free(), self.frames.usable(), "a window is told of pages from the first on");
         let following = Some(Following::new(window, self.frames.clone()));
         Self { following, ..self }
     }
 
-    /// The window shows what it has yet to show, and frames that waited for that are free.
+    /// Makes the window show all changes so far, which frees the frames that wait for that.
     pub(super) fn settle_window(&self) {
         if let Some(following) = &self.following {
             following.settle();
         }
     }
 
-    /// The table, to export and to read.
+    /// The table, to be exported and read.
     pub(crate) fn table(&self) -> &ResidencyTable {
         &self.table
     }
@@ -56,7 +55,7 @@ impl Residency {
         &self.frames
     }
 
-    /// Frames that hold bytes the SSD does not.
+    /// The number of frames with bytes that the SSD does not have.
     pub(crate) fn dirty(&self) -> u64 {
         self.dirty.load(Ordering::Relaxed)
     }
@@ -66,7 +65,7 @@ impl Residency {
         self.table.load(page)
     }
 
-    /// Copies a part of a page that was `before`, without a lock; `false` if it has no frame, or moved or changed meanwhile.
+    /// Copies a part of a page whose entry was `before`, without a lock. `false` if the page has no frame, or moved or changed meanwhile.
     pub(crate) fn copy(
         &self,
         page: PoolPage,
@@ -110,18 +109,18 @@ impl Residency {
         }
     }
 
-    /// A page on SSD is going to be overwritten there.
+    /// Begins to overwrite a page on SSD.
     pub(crate) fn begin_direct_write(&self, page: PoolPage) {
         let entry = self.table.begin_change(page);
         assert!(!entry.is_resident(), "pool page {page} is resident and is written in its frame");
     }
 
-    /// The overwriting ended, well or not.
+    /// Ends the overwriting, whether it succeeded or not.
     pub(crate) fn end_direct_write(&self, page: PoolPage) {
         self.table.end_change(page, FrameIndex::MAGIC, false);
     }
 
-    /// The SSD holds what the frame holds.
+    /// Notes that the SSD has the frame's bytes.
     pub(crate) fn mark_clean(&self, page: PoolPage) {
         let entry = self.table.load(page);
         assert!(!entry.is_changing() && entry.is_dirty(), "pool page {page} is not dirty");
@@ -129,8 +128,8 @@ impl Residency {
         self.dirty.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Sends a page back to SSD, where its bytes are; also what becomes of a page that leaves its file, whose bytes
-    /// no longer matter. The version moves on in either case, so that no reader of the old page is believed.
+    /// Takes a page's frame away. The SSD has its bytes, or it leaves its file and they no longer matter. The version moves in either case, so that
+    /// readers of the old frame do not accept it.
     pub(crate) fn vacate(&self, page: PoolPage) {
         let entry = self.table.begin_change(page);
         self.table.end_change(page, FrameIndex::MAGIC, false);

@@ -1,20 +1,19 @@
-//! Scrub: reads every page that holds a file's bytes now and then, to find rotten ones before they are needed.
+//! Scrub: reads every page that has a file's bytes from time to time, to find rotten ones before they are needed.
 //!
 //! # How it works
-//! First the zones that the last server was writing when it went down: their pages get sums of their present bytes, under their
-//! block locks, and then are verified like all others. After that one pass over the pool each interval, at a bounded rate, as a
-//! task of one worker. A step of a pass reads some neighbours without any lock; only a page that does not match is looked at
-//! again with its lock held, so that it cannot change. A rotten page that is clean in a frame is written anew from there; reads
-//! of any other rotten page fail. The files of rotten pages are looked for once a minute, for all pages found since
-//! (`Scrub::name`): no record names a page's file, so that it takes a walk through all extents.
+//! First come the zones to which the last server was writing when it went down. Their pages get sums of their present bytes, under their block locks,
+//! and are verified like all others from then on. After that there is one pass over the pool in each interval, at a bounded rate, as a task of one
+//! worker. A step of a pass reads some neighbouring pages without any lock. Only a page that does not match is examined again with its lock held, so
+//! that it cannot change. A rotten page that is clean in a frame is written again from there; reads of any other rotten page fail. The files of
+//! rotten pages are looked up once a minute, for all pages found since (`Scrub::name`): no record says which file a page belongs to, so that takes a
+//! walk through all extents.
 //!
-//! A step gives way: as long as requests come, one is done a second, so that a server which is never idle is scrubbed
-//! all the same, slowly (22 GB a day).
+//! A step waits while requests come, for a second at most, so that a server that is never idle is scrubbed as well, slowly (22 GB a day).
 //!
 //! # Failure
-//! A page that cannot be read is counted, and the pass goes on. The place of the pass is kept in metadata once a minute, at its
-//! end and at a clean stop (`ScrubRecord`), so that a pass that a restart cut off goes on from there, and the findings of the
-//! last whole pass are known.
+//! A page that cannot be read is counted, and the pass goes on. The position of the pass is stored in metadata once a minute, at its end and at a
+//! clean stop (`ScrubRecord`), so that a pass that was interrupted by a restart goes on from there, and the findings of the last whole pass are
+//! known.
 
 use super::Pages;
 pub(super) use crate::meta::PassFigures;
@@ -34,56 +33,56 @@ use std::time::Duration;
 
 /// Pages of one step: 256 KiB, one IO.
 const STEP_PAGES: u64 = 64;
-/// How long a step waits for requests to stop coming, at most.
+/// The longest time for which a step waits while requests come.
 const GIVE_WAY_MOST: Duration = Duration::from_secs(1);
-/// How often it looks whether they have.
+/// How often it checks whether requests still come.
 const GIVE_WAY_LOOK: Duration = Duration::from_millis(50);
-/// How long after a start the first pass begins, or goes on, unless the interval is shorter.
+/// When the first pass after a start begins or goes on, unless the interval is shorter.
 const FIRST_PASS_AFTER: Duration = Duration::from_secs(600);
-/// How often it is kept where a pass is.
+/// How often the position of a pass is stored.
 const KEEP_INTERVAL: Duration = Duration::from_secs(60);
-/// How often marks are swept; a zone is unmarked two to three of these after its last write.
+/// How often marks are swept. A zone's mark is cleared two to three sweeps after the last write to the zone.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How much a scrub may do.
+/// Rate and interval of the scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubOptions {
-    /// Bytes a second that are read at most; 0: no passes.
+    /// Bytes a second that are read at most; 0 for no passes.
     pub rate_bytes: u64,
-    /// From the start of one pass to the start of the next.
+    /// The time from the start of one pass to the start of the next.
     pub interval: Duration,
 }
 
 impl Default for ScrubOptions {
     fn default() -> Self {
-        // A terabyte takes half a day and some percents of what an SSD reads; a page is read at least once a week.
+        // A terabyte takes half a day and some percent of what an SSD reads. Each page is read at least once a week.
         Self { rate_bytes: 32 << 20, interval: Duration::from_secs(7 * 24 * 3600) }
     }
 }
 
-/// Where the scrub is. Written by its task, read by status.
+/// The state of the scrub. Written by its task, read by status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubFigures {
     /// Whether a pass is under way.
     pub is_running: bool,
-    /// Whether a pass is under way or was cut off: it goes on from `position`.
+    /// Whether a pass is under way or was interrupted: it goes on from `position`.
     pub is_unfinished: bool,
-    /// When the last pass began, seconds since the epoch; 0: there was none.
+    /// When the last pass began, in seconds since the epoch; 0 if there was none.
     pub began_secs: i64,
-    /// The next pool page.
+    /// The next pool page of the pass.
     pub position: u64,
-    /// Passes that came to the end, since the start of the server.
+    /// Passes since the start of the server that reached the end.
     pub passes: u64,
-    /// What this pass found so far.
+    /// The findings of this pass so far.
     pub current: PassFigures,
-    /// What the last whole pass found.
+    /// The findings of the last whole pass.
     pub last: Option<PassFigures>,
-    /// When it ended, seconds since the epoch.
+    /// When that pass ended, in seconds since the epoch.
     pub last_ended_secs: i64,
 }
 
 impl ScrubFigures {
-    /// What the server before this one kept, of a pool of so many pages.
+    /// The state that the server before stored, for a pool of `pages` pages.
     pub fn kept(record: &ScrubRecord, pages: u64) -> Self {
         let position = record.position.filter(|position| *position <= pages);
         Self {
@@ -97,7 +96,7 @@ impl ScrubFigures {
         }
     }
 
-    /// What is to be kept; `None` before the first pass.
+    /// The state to store; `None` before the first pass.
     pub fn record(&self) -> Option<ScrubRecord> {
         (self.began_secs != 0).then_some(ScrubRecord {
             began_secs: self.began_secs,
@@ -109,41 +108,41 @@ impl ScrubFigures {
     }
 }
 
-/// Pages that were found at most whose files are named; further ones are in the log without.
+/// Most pages whose files are looked up together. Further ones are logged without their files.
 const NAMED_MOST: usize = 1024;
 
-/// Has the log say which files pool pages belong to; `false`: not now.
+/// Logs the files of these pool pages; `false` if that is not possible now.
 pub(super) type NameFiles<'a> = &'a dyn Fn(&[PoolPage]) -> bool;
 
-/// What a scrub works with.
+/// A scrub and what it needs.
 pub struct Scrub<'a> {
     /// The frames and locks.
     pub pages: &'a Pages,
-    /// Which pages are a file's.
+    /// The space, which tells which pages belong to files.
     pub space: &'a Space,
-    /// The pages.
+    /// The disk with checksums.
     pub disk: &'a SummedDisk,
-    /// Waits.
+    /// For waiting.
     pub timer: &'a dyn Timer,
-    /// Time.
+    /// The clock.
     pub clock: &'a dyn Clock,
-    /// For the log.
+    /// Looks up the files of rotten pages.
     pub name: NameFiles<'a>,
-    /// Where it is.
+    /// The state of the scrub, for status.
     pub figures: &'a Mutex<ScrubFigures>,
-    /// Keeps where it is for the next server.
+    /// Stores the state for the next server.
     pub keep: &'a dyn Fn(&ScrubRecord),
-    /// IOs of others as of the last look.
+    /// The number of other IOs, as of the last check.
     pub seen: Cell<u64>,
-    /// What was found and not named yet.
+    /// Rotten pages whose files were not looked up yet.
     pub found: RefCell<Vec<PoolPage>>,
 }
 
 impl Scrub<'_> {
-    /// Gives pages in zones that were being written when the last server went down the sums of what they hold.
+    /// Gives sums of their present bytes to the pages in zones to which the last server was writing when it went down.
     ///
     /// # Errors
-    /// The sums cannot be read; the zones stay as they are.
+    /// If the sums cannot be read. The zones stay as they are.
     pub async fn recover(&self) -> std::io::Result<()> {
         let mut settled = 0;
         while let Some(zone) = self.disk.next_recovering() {
@@ -164,10 +163,10 @@ impl Scrub<'_> {
         Ok(())
     }
 
-    /// One pass over the pool, or the rest of one that was cut off. Ends early if `stopped` is set.
+    /// Does a pass over the pool, or the rest of one that was interrupted. Ends early if `stopped` is set.
     ///
     /// # Errors
-    /// The sums cannot be read; the pass is not done.
+    /// If the sums cannot be read. The pass is not finished.
     pub async fn pass(&self, rate_bytes: u64, stopped: &AtomicBool) -> std::io::Result<PassFigures> {
         {
             let figures = &mut *self.figures.lock();
@@ -192,7 +191,7 @@ impl Scrub<'_> {
         result.map(|_| self.figures.lock().current)
     }
 
-    /// The pass from its position on; whether it came to the end.
+    /// Goes on with the pass from its position. Returns whether it reached the end.
     async fn go_on(&self, rate_bytes: u64, stopped: &AtomicBool) -> std::io::Result<bool> {
         let pages = self.disk.sums().layout().pages();
         let position = self.figures.lock().position;
@@ -236,20 +235,20 @@ impl Scrub<'_> {
         }
     }
 
-    /// How long until the next pass: an interval after the last one began, whoever did that one.
+    /// The time until the next pass: an interval after the beginning of the last one, also if that was an earlier server's.
     fn until_next(&self, interval: Duration) -> Duration {
         let figures = *self.figures.lock();
-        // Not at once: a start has better things to read.
+        // Not at once: after a start other reads are more urgent.
         let soonest = interval.min(FIRST_PASS_AFTER);
         if figures.is_unfinished || figures.began_secs == 0 {
             return soonest;
         }
-        // A clock that was put back does not make the wait longer than an interval.
+        // If the clock was set back, the wait is no longer than an interval.
         let gone = self.clock.now().secs.saturating_sub(figures.began_secs).max(0);
         interval.saturating_sub(Duration::from_secs(gone as u64)).max(soonest)
     }
 
-    /// Runs of pages that hold bytes.
+    /// The runs of pages that have bytes.
     fn held(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let sums = self.disk.sums();
         let mut runs: Vec<Range<u64>> = Vec::new();
@@ -270,7 +269,7 @@ impl Scrub<'_> {
         Ok(())
     }
 
-    /// What was not good without a lock, with it.
+    /// Examines a page again with its lock held, if it did not match without.
     async fn look_again(&self, page: PoolPage, before: Verdict) -> std::io::Result<()> {
         let _guard = self.pages.locks.lock_many([page]).await;
         if !self.disk.sums().is_settled(page) {
@@ -290,11 +289,11 @@ impl Scrub<'_> {
         }
         let entry = self.pages.residency.load(page);
         if entry.is_dirty() {
-            // It is about to be overwritten anyway.
+            // The page is dirty in its frame, and is about to be overwritten.
             return Ok(());
         }
         if !self.space.is_used(page) && !entry.is_resident() {
-            // It left its file.
+            // The page has left its file.
             return Ok(());
         }
         let mut healed = false;
@@ -335,7 +334,7 @@ fn steps(pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     pages.step_by(STEP_PAGES as usize).map(move |first| first..end.min(first + STEP_PAGES))
 }
 
-/// Recovers, then scrubs once each interval; until `stopped`.
+/// Recovers, then does a pass in each interval, until `stopped`.
 pub async fn run_scrub(scrub: &Scrub<'_>, options: ScrubOptions, stopped: &AtomicBool) {
     if let Err(error) = scrub.recover().await {
         tracing::error!(%error, "what was being written when the last server went down could not be looked at");
@@ -354,7 +353,7 @@ pub async fn run_scrub(scrub: &Scrub<'_>, options: ScrubOptions, stopped: &Atomi
     }
 }
 
-/// Unmarks zones that are not being written any more, until `stopped`.
+/// Clears the marks of zones that are no longer written to, until `stopped`.
 pub async fn run_sweep(disk: &SummedDisk, timer: &dyn Timer, stopped: &AtomicBool) {
     while !stopped.load(Ordering::Acquire) {
         timer.sleep(SWEEP_INTERVAL).await;

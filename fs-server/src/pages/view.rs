@@ -1,20 +1,20 @@
-//! A page at one moment, and the copy of a resident one that readers without locks make.
+//! The state of a page at one moment, and the copy of a resident page by readers without locks.
 
 use super::Pages;
 use cuttlefs_common::ids::PoolPage;
 use cuttlefs_common::region::ResidencyEntry;
 
-/// What a page of a file is at one moment.
+/// The state of a file's page at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PageView {
-    /// A hole or unwritten: zeros.
+    /// Zeros: a hole, or an unwritten page.
     Zeros,
-    /// Bytes are in the pool, as of this entry.
+    /// A pool page with bytes, and its residency entry.
     Pool(PoolPage, ResidencyEntry),
 }
 
 impl Pages {
-    /// Looks a page up. The caller holds the lock of the mapping that names it, which is what makes the entry worth something.
+    /// The state of a pool page. The caller holds the lock of the mapping that names it; without that the entry would prove nothing.
     pub(crate) fn view(&self, pool: PoolPage) -> PageView {
         PageView::Pool(pool, self.residency.load(pool))
     }

@@ -1,17 +1,15 @@
 //! Page-aligned memory for direct IO.
 //!
-//! Owns `AlignedBuf`, memory at a page boundary whose length is whole pages, and each thread's bounded list of such
-//! blocks that are free: a 4 KiB miss must not cost a page fault for its buffer.
+//! `AlignedBuf` is memory at a page boundary whose length is whole pages. Each thread keeps a bounded list of free blocks of such memory, so that a 4
+//! KiB miss does not cost a page fault for its buffer.
 //!
 //! # Invariants
-//! * The bytes of a buffer are always initialised: a fresh block is zeroed once, a reused one holds the bytes of its
-//!   last use. Those may belong to another file, so the taker of a buffer `unfilled` either fills all of it from the
-//!   device or does not look at it.
-//! * A block goes back to the allocator with the layout it was made with.
+//! * The bytes of a buffer are always initialised: a fresh block is zeroed once, a reused one has the bytes of its last use. Those may be of another
+//!   file, so a user of an `unfilled` buffer either fills all of it from the device or does not read it.
+//! * A block is given back to the allocator with the layout with which it was made.
 //!
 //! # Failure
-//! Running out of memory aborts, as everywhere in Rust's standard collections; the callers' admission bounds the
-//! requests.
+//! Lack of memory aborts the process, as in Rust's standard collections; the callers bound the number of requests.
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::spoil;
@@ -19,12 +17,11 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::ptr::NonNull;
 
-/// Largest block a thread keeps; larger ones are freed. The largest request of a client is 1 MiB.
+/// Largest block that a thread keeps; larger ones are freed. The largest request of a client is 1 MiB.
 const LARGEST_KEPT_BYTES: usize = 1 << 20;
-/// Most bytes a thread keeps; what is given back beyond it is freed. Enough for sixteen of the largest requests, and
-/// small beside any `--memory`.
+/// Most bytes that a thread keeps; further blocks are freed. Enough for sixteen of the largest requests, and little beside any `--memory`.
 pub const MOST_KEPT_BYTES: usize = 16 << 20;
-/// Size classes of what is kept: one, two, four ... pages up to `LARGEST_KEPT_BYTES`.
+/// Size classes of kept blocks: one, two, four ... pages up to `LARGEST_KEPT_BYTES`.
 const CLASSES: usize = (LARGEST_KEPT_BYTES / PAGE_SIZE).ilog2() as usize + 1;
 
 const _: () = assert!(LARGEST_KEPT_BYTES.is_power_of_two() && PAGE_SIZE.is_power_of_two());
@@ -33,7 +30,7 @@ thread_local! {
     static SHELVES: RefCell<Shelves> = RefCell::default();
 }
 
-/// A block from the allocator: zeroed when it was made, at a page boundary.
+/// A block from the allocator at a page boundary, zeroed when it was made.
 struct Block {
     base: NonNull<u8>,
     capacity: usize,
@@ -86,10 +83,10 @@ impl Shelves {
     }
 }
 
-/// Memory at a page boundary; its length is a multiple of the page size, and not zero. Dropped, its block is kept by
-/// the thread that drops it, within a bound.
+/// Memory at a page boundary, whose length is a multiple of the page size, and not zero. When it is dropped, that thread keeps its block, within a
+/// bound.
 pub struct AlignedBuf {
-    /// Taken by drop only.
+    /// `None` only during drop.
     block: Option<Block>,
     len: usize,
 }
@@ -104,8 +101,8 @@ impl AlignedBuf {
         buffer
     }
 
-    /// Memory of `len_bytes`, rounded up to whole pages. **Its bytes are whatever its last user left**: only for reads
-    /// that fill all of it or writes that set all of it.
+    /// Memory of `len_bytes`, rounded up to whole pages. **It has the bytes of its last use**: only for reads that fill all of it, or writes that set
+    /// all of it.
     pub fn unfilled(len_bytes: usize) -> Self {
         let (mut buffer, _) = Self::take(len_bytes);
         spoil(buffer.as_mut_slice());
@@ -119,7 +116,7 @@ impl AlignedBuf {
             return (Self { block: Some(Block::new(len)), len }, true);
         }
         let capacity = len.next_power_of_two();
-        // A thread that ends has no shelves any more.
+        // A thread that is ending keeps no blocks any more.
         let kept = SHELVES.try_with(|shelves| shelves.borrow_mut().take(capacity)).ok().flatten();
         let is_fresh = kept.is_none();
         (Self { block: Some(kept.unwrap_or_else(|| Block::new(capacity))), len }, is_fresh)
@@ -134,7 +131,7 @@ impl AlignedBuf {
         self.len
     }
 
-    /// Never true; here because clippy wants a pair.
+    /// Never true; here because clippy wants it beside `len`.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -151,7 +148,7 @@ impl AlignedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.base().as_ptr(), self.len) }
     }
 
-    /// First address, for the device. The block does not move when the `AlignedBuf` does.
+    /// The first address, for the device. The block does not move when the `AlignedBuf` does.
     pub(super) fn base_address(&self) -> NonNull<u8> {
         self.base()
     }
@@ -166,7 +163,7 @@ impl std::fmt::Debug for AlignedBuf {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            // A thread that ends keeps nothing: the closure drops the block then.
+            // A thread that is ending keeps no blocks: the closure drops the block then.
             let _ = SHELVES.try_with(move |shelves| shelves.borrow_mut().put(block));
         }
     }

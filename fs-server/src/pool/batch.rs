@@ -1,8 +1,7 @@
-//! A batch of IOs that is waited for as one.
+//! A batch of IOs with one future for all results.
 //!
-//! The disk holds one end and puts each finished IO into its place; the future is the other end and resolves when every
-//! place is filled. Dropping the future loses nothing but the results: the disk goes on owning the buffers of IOs in
-//! flight, and frees them as these complete.
+//! The disk has one end and puts each finished IO into its place. The future is the other end and resolves when every place is filled. Dropping the
+//! future loses only the results: the disk still owns the buffers of IOs in flight, and frees them when these complete.
 
 use super::disk::IoDone;
 use parking_lot::Mutex;
@@ -32,7 +31,7 @@ impl Batch {
         (Self { state: state.clone() }, BatchFuture { state })
     }
 
-    /// Puts the result of IO number `index`.
+    /// Puts in the result of IO number `index`.
     pub(super) fn finish(&self, index: usize, done: IoDone) {
         let waker = {
             let mut state = self.state.lock();
@@ -85,7 +84,7 @@ impl Ticket {
         (Self { state: state.clone() }, TicketFuture { state })
     }
 
-    /// Puts the result.
+    /// Puts in the result.
     pub(super) fn finish(&self, result: std::io::Result<()>) {
         let waker = {
             let mut state = self.state.lock();

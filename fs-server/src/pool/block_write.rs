@@ -1,7 +1,7 @@
-//! Durable writes to files beside the data files (metadata's log), by the writing worker's own ring.
+//! Durable writes to files other than the data files (metadata's log), by the ring of the worker that writes.
 //!
-//! Owns the assignment of rings to threads. A worker has one as long as it holds an `OwnRing`; a thread without one (of a pool
-//! that goes through the page cache, of a simulation) has to have its writes made durable otherwise.
+//! This module assigns rings to threads. A worker has one for as long as it has an `OwnRing`. Other threads (of a pool that uses the page cache, or
+//! of a simulation) have none, and must make their writes durable in another way.
 
 use super::aligned_buf::AlignedBuf;
 use super::uring::{UringDisk, WeakRing};
@@ -10,17 +10,17 @@ use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a direct write begins and ends at: no device asks for more.
+/// The unit in which direct writes begin and end: no device needs a larger one.
 pub const BLOCK_BYTES: usize = cuttlefs_common::ids::PAGE_SIZE;
 
-/// Whole blocks to be written to a file, durably. The file and the memory are kept until the kernel has done with them.
+/// Whole blocks that are to be written durably to a file. The file and the memory are kept until the kernel is done with them.
 #[derive(Debug)]
 pub struct BlockWrite {
     /// Open with `O_DIRECT`.
     pub file: Arc<File>,
-    /// Where; a multiple of `BLOCK_BYTES`.
+    /// The offset in the file; a multiple of `BLOCK_BYTES`.
     pub offset: u64,
-    /// What.
+    /// The bytes.
     pub buffer: AlignedBuf,
 }
 
@@ -28,18 +28,18 @@ thread_local! {
     static OWN: RefCell<Option<WeakRing>> = const { RefCell::new(None) };
 }
 
-/// While it is there, its ring is this thread's own.
+/// While this exists, its ring is this thread's own.
 #[derive(Debug)]
 pub struct OwnRing(());
 
 impl OwnRing {
-    /// This thread drives `ring` from now on.
+    /// Makes `ring` this thread's own: the thread drives it.
     pub fn set(ring: &Rc<UringDisk>) -> Self {
         OWN.set(Some(ring.downgrade()));
         Self(())
     }
 
-    /// This thread's, if it has one.
+    /// This thread's ring, if it has one.
     pub fn get() -> Option<UringDisk> {
         OWN.with_borrow(|own| own.as_ref().and_then(WeakRing::upgrade))
     }

@@ -1,9 +1,8 @@
-//! The data files of an open pool, as one row of pool pages.
+//! The data files of an open pool, as one sequence of pool pages.
 //!
-//! Owns the open descriptors. A data file is a regular file or a block device; its first `DATA_START` bytes hold
-//! the superblock and are not pool pages. Behind them, the files' pages follow one another in the order of
-//! `cuttlefs.toml`. Behind its pages a file has their checksums (`sums::layout`); for disks these are pages as well,
-//! numbered on from the pool's last page.
+//! A data file is a regular file or a block device. Its first `DATA_START` bytes have the superblock and are not pool pages. Behind them, the files'
+//! pages follow one another in the order of `cuttlefs.toml`. Behind its pages a file has their checksums (`sums::layout`). For disks these are pages
+//! as well, numbered on from the pool's last page.
 //!
 //! ```text
 //! pool page    0 ............ n0-1 | n0 .............. n0+n1-1 |
@@ -11,9 +10,9 @@
 //! ```
 //!
 //! # Invariants
-//! * Files lie back to back: `files[i+1].first_page == files[i].first_page + files[i].pages`.
-//! * `locate` never answers a place before `DATA_START`, so no pool IO can reach a superblock.
-//! * No IO that `holds` reaches from pages into sums.
+//! * Files follow one another without gaps: `files[i+1].first_page == files[i].first_page + files[i].pages`.
+//! * `locate` never returns a place before `DATA_START`, so no pool IO can reach a superblock.
+//! * No IO that `holds` accepts reaches from pages into sums.
 
 use super::sums::layout::{SumLayout, sum_blocks};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
@@ -21,8 +20,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-/// Where pool pages begin in a data file. The superblock needs one page; the rest is reserved, and keeps pool pages
-/// aligned to what RAID chunks and SSD pages usually are.
+/// Where pool pages begin in a data file. The superblock needs one page. The rest is reserved, and aligns pool pages to the usual sizes of RAID
+/// chunks and SSD pages.
 pub const DATA_START: u64 = 64 << 10;
 
 const _: () = assert!(DATA_START.is_multiple_of(PAGE_SIZE_U64) && DATA_START >= PAGE_SIZE_U64);
@@ -34,38 +33,38 @@ pub struct DataFile {
     file: File,
     first_page: u64,
     pages: u64,
-    /// Its first page that is no pool page, counted from the pool's last.
+    /// The number of its first sum block, counted from the pool's last page.
     first_extra: u64,
     direct: bool,
 }
 
 impl DataFile {
-    /// Where it is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// It, open.
+    /// The open file.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Pool page of its first page.
+    /// The number of its first pool page.
     pub fn first_page(&self) -> u64 {
         self.first_page
     }
 
-    /// Pool pages in it.
+    /// The number of its pool pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// All its pages, sums included.
+    /// The number of all its pages, with the sum blocks.
     pub fn all_pages(&self) -> u64 {
         self.pages + sum_blocks(self.pages)
     }
 
-    /// Whether it is open with O_DIRECT; not every file system can.
+    /// Whether it is open with O_DIRECT, which not every file system has.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
@@ -77,7 +76,7 @@ impl AsFd for DataFile {
     }
 }
 
-/// Where a pool offset is.
+/// The place of a pool offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Index of the data file.
@@ -110,17 +109,17 @@ impl DataFiles {
         self.extra += sum_blocks(pages);
     }
 
-    /// Pages of the pool.
+    /// The number of the pool's pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Where the pages' checksums are.
+    /// The places of the pages' checksums.
     pub fn sum_layout(&self) -> SumLayout {
         SumLayout::new(self.files.iter().map(DataFile::pages))
     }
 
-    /// Whether an IO of `len` bytes may be: all of it in pool pages, or none.
+    /// Whether an IO of `len` bytes is possible: it is in pool pages as a whole, or in sum blocks as a whole.
     pub fn holds(&self, pool_offset: u64, len: usize) -> bool {
         let (pool_end, end) = (self.pages * PAGE_SIZE_U64, (self.pages + self.extra) * PAGE_SIZE_U64);
         let io_end = pool_offset.checked_add(len as u64);
@@ -132,7 +131,7 @@ impl DataFiles {
         &self.files
     }
 
-    /// The file and place of a byte of the pool, or of its sums behind it; `None` past the end.
+    /// The file and place of a byte of the pool, or of the sums behind it; `None` past the end.
     pub fn locate(&self, pool_offset: u64) -> Option<Place> {
         let page = pool_offset / PAGE_SIZE_U64;
         if page >= self.pages {
@@ -183,7 +182,7 @@ mod tests {
         assert_eq!(place(3), at(1, 0, 1));
         assert_eq!(place(4), at(2, 0, 4));
         assert_eq!(place(7), at(2, 3, 1));
-        // Each has a sum block.
+        // Each file has one sum block.
         let extra = |file, pages: u64| {
             let file_offset = DATA_START + pages * 4096 + 5;
             Some(Place { file, file_offset, contiguous_bytes: 4096 - 5 })

@@ -1,19 +1,19 @@
 //! One sync of the data files for all waiters, on any worker's disk.
 //!
-//! A sync of a data file covers every write to it that has completed, by any worker: so one of the waiters does it for
-//! all (`group_sync`, which says how, and what a failure means).
+//! A sync of a data file covers every write to it that has completed, by any worker. So one of the waiters does it for all (`group_sync` says how,
+//! and what a failure means).
 
 use super::disk::Disk;
 use crate::group_sync::{GroupSync, SyncFailed};
 
-/// What those who sync share.
+/// The state that all workers share.
 #[derive(Debug, Default)]
 pub struct DataSync {
     group: GroupSync,
 }
 
 impl DataSync {
-    /// Whether one failed.
+    /// Whether a sync has failed.
     pub fn has_failed(&self) -> bool {
         self.group.has_failed()
     }
@@ -23,7 +23,7 @@ impl DataSync {
         self.group.count()
     }
 
-    /// Resolves when every write that completed before the call is durable. `disk` is the caller's.
+    /// Resolves when every write that completed before the call is durable. `disk` is the caller's disk.
     ///
     /// # Errors
     /// [`SyncFailed`].
@@ -48,7 +48,7 @@ mod tests {
     use std::pin::pin;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// A disk whose syncs are done, or fail, when the test says so.
+    /// A disk whose syncs succeed or fail when the test says so.
     #[derive(Default)]
     struct Gated {
         begun: AtomicU64,
@@ -142,7 +142,7 @@ mod tests {
         });
     }
 
-    /// Threads that each have a disk of their own, over one device.
+    /// One device, on which several threads each have a disk of their own.
     #[derive(Default)]
     struct Device {
         written: AtomicU64,

@@ -1,7 +1,7 @@
 //! An open pool: its directory, lock, configuration and data files.
 //!
 //! ```text
-//! DIR/cuttlefs.toml        what the pool is made of; its presence says that the pool is whole
+//! DIR/cuttlefs.toml        the parts of the pool; its presence says that the pool is whole
 //!     data                 the data file, if no others were named
 //!     meta/                metadata, and the log of all that changes
 //!     lock                 flock of the process that has the pool open, with its number inside
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! # Invariants
-//! * While a `PoolDirectory` lives, no other process of this release has the pool open: the lock file and every
-//!   regular data file are flocked, block devices are open with O_EXCL, which also keeps the kernel from mounting them.
-//! * Every data file has been checked: it is this pool's, at this place, and long enough.
+//! * While a `PoolDirectory` exists, no other process of this release has the pool open: the lock file and every regular data file are flocked, and
+//!   block devices are open with O_EXCL, which also keeps the kernel from mounting them.
+//! * Every data file has been checked: it belongs to this pool, at this index, and is long enough.
 
 use super::PoolError;
 use super::aligned_buf::AlignedBuf;
@@ -29,60 +29,60 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Metadata's directory.
+/// Name of metadata's directory.
 pub const META_DIR: &str = "meta";
-/// The data file if no other is named.
+/// Name of the data file if no other is given.
 pub const DATA_FILE: &str = "data";
-/// How long the lock of a pool's directory is waited for. A process that just ended, or a child between fork and exec, holds
-/// it for some milliseconds more; who holds it longer really has the pool.
+/// How long to wait for the lock of a pool's directory. A process that has just ended, or a child between fork and exec, holds it for some
+/// milliseconds more. A process that holds it longer really has the pool open.
 const DIRECTORY_PATIENCE: Duration = Duration::from_millis(200);
-/// How long that of a data file is waited for, and a device that somebody has open, by who has the directory's. The io_uring of a server that
-/// ended lets go of its files behind the server's end; on a busy machine that takes a while.
+/// How long the holder of the directory's lock waits for the lock of a data file, and for a device that is open elsewhere. The io_uring of a server
+/// closes its files after the server's end; on a busy machine that takes a while.
 const DATA_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 pub(super) const LOCK_FILE: &str = "lock";
 pub(super) const UNFINISHED_FILE: &str = "format-unfinished";
 
-/// A pool that this process has open, alone.
+/// A pool that only this process has open.
 #[derive(Debug)]
 pub struct PoolDirectory {
     dir: PathBuf,
     config: Config,
     files: Arc<DataFiles>,
     created_seconds: i64,
-    /// Closing it lets the next one in.
+    /// Closing it releases the lock.
     _lock: File,
 }
 
 /// Opens a pool: takes its lock, and checks every data file.
 ///
 /// # Errors
-/// `PoolError`, saying what to do.
+/// `PoolError`, which says what to do.
 pub fn open(dir: &Path) -> Result<PoolDirectory, PoolError> {
     open_to(dir, Intent::Serve)
 }
 
-/// What a pool is opened for.
+/// The purpose of opening a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// To read and write.
     Serve,
-    /// To read: no byte changes, of the lock's file neither.
+    /// To read: no byte changes, not even in the lock file.
     Look,
 }
 
-/// As `open`, for what is intended.
+/// Opens a pool for the given purpose.
 ///
 /// # Errors
 /// As `open`.
 pub fn open_to(dir: &Path, intent: Intent) -> Result<PoolDirectory, PoolError> {
     let unfinished = dir.join(UNFINISHED_FILE).exists();
     let config_path = dir.join(CONFIG_FILE);
-    // A pool that may not be looked at is one: nobody is to be told to make another.
+    // If the file cannot be checked for, this is an error: nobody should be told to make another pool in place of this one.
     if !config_path.try_exists().map_err(at("look at", &config_path))? && !unfinished {
         return Err(PoolError::NoPool(dir.to_owned()));
     }
-    // First the lock: what is there may be changing under a `format`.
+    // The lock comes first, because a `format` may be changing the files.
     let lock = match intent {
         Intent::Serve => lock(dir)?,
         Intent::Look => lock_quietly(dir)?,
@@ -119,12 +119,12 @@ pub fn open_to(dir: &Path, intent: Intent) -> Result<PoolDirectory, PoolError> {
 }
 
 impl PoolDirectory {
-    /// The pool's directory.
+    /// The path of the pool's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What `cuttlefs.toml` says.
+    /// The contents of `cuttlefs.toml`.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -134,7 +134,7 @@ impl PoolDirectory {
         self.config.pool.uuid
     }
 
-    /// When it was formatted, seconds since the epoch.
+    /// When it was formatted, in seconds since the epoch.
     pub fn created_seconds(&self) -> i64 {
         self.created_seconds
     }
@@ -149,23 +149,23 @@ impl PoolDirectory {
         &self.files
     }
 
-    /// Where metadata lives.
+    /// The path of metadata's directory.
     pub fn meta_dir(&self) -> PathBuf {
         self.dir.join(META_DIR)
     }
 }
 
-/// A data file as it was found.
+/// An open data file.
 #[derive(Debug)]
 pub(super) struct OpenedData {
     pub(super) file: File,
-    /// Bytes of the file or device.
+    /// The length of the file or device in bytes.
     pub(super) len: u64,
     pub(super) direct: bool,
     pub(super) is_device: bool,
 }
 
-/// Opens a data file or device for this process alone.
+/// Opens a data file or device exclusively.
 pub(super) fn open_data_file(path: &Path) -> Result<OpenedData, PoolError> {
     open_data_file_to(path, Intent::Serve)
 }
@@ -177,7 +177,7 @@ fn open_data_file_to(path: &Path, intent: Intent) -> Result<OpenedData, PoolErro
     if !is_device && !kind.is_file() {
         return Err(PoolError::WrongKind(path.to_owned()));
     }
-    // Without O_CREAT, O_EXCL means: fail if the kernel or anyone else holds this block device.
+    // Without O_CREAT, O_EXCL means that the open fails if the kernel or another process has this block device.
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     let try_open = |flags: OFlags| {
         let mut options = OpenOptions::new();
@@ -198,23 +198,23 @@ fn open_data_file_to(path: &Path, intent: Intent) -> Result<OpenedData, PoolErro
         Some(libc::EBUSY) if is_device => PoolError::DeviceBusy(path.to_owned()),
         _ => at("open", path)(error),
     })?;
-    // Also devices: two processes of ours that lost track of a device's name.
+    // Also for devices, because two servers may have the same device under two names.
     if !flock(&file, path, DATA_PATIENCE)? {
         return Err(PoolError::InUse { path: path.to_owned(), pid: None });
     }
-    // Of a device, the metadata's length is zero and the end's offset is not.
+    // By seeking to the end, because the metadata of a device says that its length is zero.
     let len = file.seek(SeekFrom::End(0)).map_err(at("find the length of", path))?;
     Ok(OpenedData { file, len, direct, is_device })
 }
 
-/// Reads the first bytes of a data file, fewer at its end.
+/// Reads the first `bytes` bytes of a data file, or fewer if it is shorter.
 pub(super) fn read_head(opened: &OpenedData, path: &Path, bytes: usize) -> Result<AlignedBuf, PoolError> {
     let mut buffer = AlignedBuf::zeroed(bytes);
     let mut done = 0;
     while done < buffer.len() {
         match opened.file.read_at(&mut buffer.as_mut_slice()[done..], done as u64) {
             Ok(0) => break,
-            // A direct read that ends inside a sector ends at the file's end.
+            // A direct read ends inside a sector only at the end of the file.
             Ok(count) if opened.direct && count % 512 != 0 => break,
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -275,18 +275,18 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
     if !flock(&file, &path, DIRECTORY_PATIENCE)? {
         return Err(in_use(dir, &file));
     }
-    // Only for the message above: the lock is what counts, so the number need not be durable, nor even be there. In place and of
-    // one length, it needs no space on a full disk but the first time.
+    // The number is only for the message above: the lock is what counts, so the number may be lost or missing. It is written in place and with a
+    // fixed length, so it needs space on a full disk only the first time.
     match file.write_all_at(format!("{:>15}\n", std::process::id()).as_bytes(), 0) {
         Err(error) if error.kind() != io::ErrorKind::StorageFull => Err(at("write", &path)(error)),
         _ => Ok(file),
     }
 }
 
-/// Takes the lock of a pool's directory, and leaves its file as it is.
+/// Takes the lock of a pool's directory without changing the lock file.
 fn lock_quietly(dir: &Path) -> Result<File, PoolError> {
     let path = dir.join(LOCK_FILE);
-    // Who formatted the pool made it.
+    // The format of the pool has made it.
     let file = File::open(&path).map_err(at("open", &path))?;
     if !flock(&file, &path, DIRECTORY_PATIENCE)? {
         return Err(in_use(dir, &file));
@@ -294,7 +294,7 @@ fn lock_quietly(dir: &Path) -> Result<File, PoolError> {
     Ok(file)
 }
 
-/// Somebody else has the lock; the last one who may write says in its file who he is.
+/// The error for a lock that another process holds. The last process that opened the pool for writing has put its number into the file.
 fn in_use(dir: &Path, lock: &File) -> PoolError {
     let mut text = String::new();
     let read = lock.take(32).read_to_string(&mut text);
@@ -302,7 +302,7 @@ fn in_use(dir: &Path, lock: &File) -> PoolError {
     PoolError::InUse { path: dir.to_owned(), pid }
 }
 
-/// Opens a device that may be busy for a moment more.
+/// Opens a device, and waits a moment if it is busy.
 fn unless_busy(is_device: bool, open: impl Fn() -> io::Result<File>) -> io::Result<File> {
     let give_up = Instant::now() + DATA_PATIENCE;
     loop {
@@ -317,7 +317,7 @@ fn unless_busy(is_device: bool, open: impl Fn() -> io::Result<File>) -> io::Resu
     }
 }
 
-/// Whether the file is now locked by this process.
+/// Takes the lock of a file. Returns whether this process has it now.
 fn flock(file: &File, path: &Path, patience: Duration) -> Result<bool, PoolError> {
     let give_up = Instant::now() + patience;
     loop {
@@ -331,7 +331,7 @@ fn flock(file: &File, path: &Path, patience: Duration) -> Result<bool, PoolError
     }
 }
 
-/// Whether an error says that there is no such file or device.
+/// Whether an error means that there is no such file or device.
 fn is_missing(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM))

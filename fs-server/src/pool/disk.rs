@@ -1,11 +1,10 @@
-//! The narrow trait the pool's storage comes in through.
+//! The trait by which the server accesses the pool's storage.
 //!
-//! One `Disk` belongs to one worker thread and is driven by that thread's reactor; it is not shared. Buffers are owned
-//! by the disk from `submit` to completion, also if the future is dropped meanwhile, so an IO can never write to memory
-//! that has another user.
+//! One `Disk` belongs to one worker thread and is driven by that thread's reactor; it is not shared. The disk owns buffers from `submit` to
+//! completion, also if the future is dropped meanwhile, so an IO can never write to memory that has another user.
 //!
-//! IOs in flight are not ordered, not within a batch either: a caller that needs an order waits for the first before it
-//! submits the second. An IO whose future was dropped may or may not be done.
+//! IOs in flight are not ordered, not even within a batch: a caller that needs an order waits for the first before it submits the second. An IO whose
+//! future was dropped may be done or not.
 //!
 //! Implementations: `uring` (io_uring, O_DIRECT), `cached` (the kernel's page cache, for comparison; it blocks) and
 //! `simdisk` (in memory, seeded, can drop and tear unsynced writes). `sums` puts checksums over any of them.
@@ -19,13 +18,13 @@ use std::pin::Pin;
 /// A future of one worker thread.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Memory of an IO. Its length is a multiple of the page size.
+/// The memory of an IO. Its length is a multiple of the page size.
 #[derive(Debug)]
 pub enum IoBuffer {
     /// A bounce buffer.
     Owned(AlignedBuf),
-    /// Frames of the pool's DRAM, in file order; they need not be neighbours. Whoever submits holds the pages'
-    /// block locks (or the frames are not published yet), so nobody else writes them meanwhile.
+    /// Frames of the pool's DRAM, in the order of the file; they need not be neighbours. The submitter holds the pages' block locks (or the frames
+    /// are not published yet), so nobody else writes to them meanwhile.
     Frames(Vec<FrameIndex>),
 }
 
@@ -38,7 +37,7 @@ pub enum IoKind {
     Write,
 }
 
-/// One IO: pages that are neighbours in the pool.
+/// One IO of pages that are neighbours in the pool.
 #[derive(Debug)]
 pub struct IoRequest {
     /// Direction.
@@ -52,7 +51,7 @@ pub struct IoRequest {
 /// A finished IO.
 #[derive(Debug)]
 pub struct IoDone {
-    /// The buffer, given back.
+    /// The buffer, returned to the submitter.
     pub buffer: IoBuffer,
     /// Whether all of it was transferred.
     pub result: Result<(), IoError>,
@@ -64,11 +63,11 @@ pub struct IoDone {
 pub struct IoError {
     /// Direction.
     pub kind: IoKind,
-    /// Where.
+    /// The offset in the pool.
     pub offset: u64,
-    /// How much.
+    /// The length in bytes.
     pub len: usize,
-    /// What the device said.
+    /// The device's error.
     pub source: std::io::Error,
 }
 
@@ -77,21 +76,21 @@ impl IoError {
         self.source.get_ref()?.downcast_ref()
     }
 
-    /// Whether the device read all of it and some pages' checksums do not match.
+    /// Whether the device read all pages and the checksums of some do not match.
     pub fn is_rot(&self) -> bool {
         self.rot().is_some()
     }
 
-    /// Whether this page of the IO is concerned; where the device failed all of them may be.
+    /// Whether the error concerns this page of the IO. If the device failed, it may concern all of them.
     pub fn concerns(&self, page: PoolPage) -> bool {
         self.rot().is_none_or(|rot| rot.pages.contains(&page))
     }
 }
 
-/// The pool's storage as one worker sees it.
+/// The pool's storage for one worker.
 pub trait Disk {
-    /// Submits a batch with one system call at most and resolves when all of it is done; results are in request
-    /// order. Bounded in flight: a batch beyond the bound waits its turn inside.
+    /// Submits a batch with at most one system call, and resolves when all of it is done, with the results in the order of the requests. The IOs in
+    /// flight are bounded: a batch beyond the bound waits in its future.
     fn submit(&self, batch: Vec<IoRequest>) -> LocalFuture<'static, Vec<IoDone>>;
     /// Makes every write that completed before this call durable (fdatasync of every data file).
     fn sync(&self) -> LocalFuture<'static, Result<(), std::io::Error>>;

@@ -10,34 +10,34 @@ use std::path::{Path, PathBuf};
 /// Why a pool cannot be formatted or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The operating system refused.
+    /// The system refused an operation.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// On what.
+        /// Its file.
         path: PathBuf,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nothing was formatted there.
+    /// There is no pool in this directory.
     #[error("there is no pool in {0}; make one with `cuttlefsd format --pool {0} --size 8G`")]
     NoPool(PathBuf),
-    /// `format` was ended before it was done.
+    /// `format` was interrupted.
     #[error("the pool in {0} was not formatted to the end; run the same `cuttlefsd format` again")]
     Unfinished(PathBuf),
     /// `format` could not make the metadata.
     #[error("cannot make the metadata in {dir}: {source}; mend that, then run `cuttlefsd format` again")]
     Metadata {
-        /// Where.
+        /// The directory.
         dir: PathBuf,
-        /// Why.
+        /// The error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A pool is there, and `force` was not given.
     #[error("a pool is already there: {dir} has {CONFIG_FILE}; `--force` destroys it and all files in it")]
     AlreadyThere {
-        /// Where.
+        /// The directory.
         dir: PathBuf,
     },
     /// Another server or `format` has it open.
@@ -45,21 +45,21 @@ pub enum PoolError {
     InUse {
         /// The pool's directory, or a data file.
         path: PathBuf,
-        /// Who, if it said so.
+        /// The other process, if it is known.
         pid: Option<u32>,
     },
-    /// A device is mounted, or part of something else.
+    /// A device is mounted, or in use by the kernel.
     #[error("{0} is mounted or in use by the kernel; unmount it, or name another device")]
     DeviceBusy(PathBuf),
-    /// A data file holds something.
+    /// A data file has other contents.
     #[error("{path} holds {what}; `--force` destroys it")]
     Occupied {
         /// The data file or device.
         path: PathBuf,
-        /// What is there.
+        /// The contents.
         what: String,
     },
-    /// `meta` or `log` of a directory that is no pool hold something.
+    /// The directory `meta` of a directory that is no pool is not empty.
     #[error("{0} is not empty and belongs to no pool; name an empty directory, or remove it yourself")]
     ForeignDirectory(PathBuf),
     /// A data file is neither a regular file nor a block device.
@@ -68,10 +68,10 @@ pub enum PoolError {
     /// One data file is named twice.
     #[error("{0} is named twice as a data file")]
     NamedTwice(PathBuf),
-    /// Too small, too large, or too many files.
+    /// Sizes or the number of files are too small or too large.
     #[error("{0}")]
     Size(String),
-    /// There is not enough room for a data file.
+    /// The file system has too little room for a data file.
     #[error(
         "there is no room for {path}: it takes {} at once, and its file system has {} free for it; give a smaller --size, or name \
          a file elsewhere with --data", ByteSize(*needed), ByteSize(*free)
@@ -79,9 +79,9 @@ pub enum PoolError {
     NoRoom {
         /// The data file.
         path: PathBuf,
-        /// Its length.
+        /// The length that it needs.
         needed: u64,
-        /// What is free.
+        /// The room that is free.
         free: u64,
     },
     /// `cuttlefs.toml` cannot be used.
@@ -94,15 +94,15 @@ pub enum PoolError {
     MissingDevice {
         /// Its index.
         index: usize,
-        /// Where it should be.
+        /// The path where it should be.
         path: PathBuf,
     },
-    /// A data file's superblock is of another release, damaged, or not there.
+    /// A data file's superblock is of another release, damaged, or missing.
     #[error("{path}: {source}")]
     Superblock {
         /// The data file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error in the superblock.
         source: SuperblockError,
     },
     /// A data file belongs to another pool, or to another place in this one.
@@ -114,7 +114,7 @@ pub enum PoolError {
         index: usize,
         /// The pool's identity.
         uuid: PoolUuid,
-        /// What differs.
+        /// The difference.
         reason: String,
     },
     /// A data file is shorter than it was.
@@ -126,10 +126,10 @@ pub enum PoolError {
         path: PathBuf,
         /// Its length.
         found: u64,
-        /// What it needs.
+        /// The length that it needs.
         needed: u64,
     },
-    /// The metadata or log directory is gone.
+    /// The metadata directory is missing.
     #[error(
         "{0} is missing; without it the pool's files cannot be found. Restore it from a backup, or format again"
     )]
@@ -137,7 +137,7 @@ pub enum PoolError {
 }
 
 impl PoolError {
-    /// Whether it says that the pool is damaged, and not that it cannot be opened here and now.
+    /// Whether the error means that the pool is damaged, and not only that it cannot be opened here and now.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Superblock { source, .. } => !matches!(source, SuperblockError::Version { .. }),
@@ -147,7 +147,7 @@ impl PoolError {
     }
 }
 
-/// Puts what was tried and on what into an error.
+/// Makes the error for a failed action on a file.
 pub(super) fn at<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> PoolError + 'a {
     move |source| PoolError::Io { action, path: path.to_owned(), source }
 }

@@ -1,7 +1,7 @@
-//! The making of a pool.
+//! Formatting: making a pool.
 //!
 //! # How it works
-//! First everything is checked and nothing changed: the lock, the directory, every data file. Then:
+//! First everything is checked and nothing is changed: the lock, the directory, every data file. Then:
 //!
 //! | step | on disk after it | a crash here leaves |
 //! | --- | --- | --- |
@@ -13,10 +13,9 @@
 //! | 6 | `cuttlefs.toml` renamed into place, directory synced | as above, until step 7 |
 //! | 7 | `format-unfinished` removed, directory synced | a whole pool |
 //!
-//! Data files with the UUID in `format-unfinished` are known as this pool's, so that a second try does not take them for
-//! another pool's. `open` refuses a pool while that file is there. Only step 7 makes these files a pool; if a format is cut
-//! off before it, the same command again makes the pool. (A file that needed `--force` and was not reached yet needs it
-//! again.)
+//! A data file with the UUID in `format-unfinished` is recognized as this pool's, so a second attempt does not take it for another pool's. `open`
+//! refuses a pool while `format-unfinished` exists. Only step 7 makes these files a pool. If a format is interrupted before it, the same command
+//! makes the pool. (A file that needed `--force` and was not reached yet needs it again.)
 
 use super::AlignedBuf;
 use super::PoolError;
@@ -38,54 +37,53 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A pool has no more pages (64 TiB): what a damaged extent names behind them counts as the last of them, and no map grows with it.
+/// Most pages of a pool (64 TiB). A damaged extent that reaches beyond counts as one of the last pages, so that no map grows with it.
 pub const POOL_PAGES_MAX: u64 = 1 << 34;
 
-/// Least space of a data file: what is smaller holds nothing worth serving.
+/// Smallest data file: less space is not worth serving.
 pub const LEAST_FILE_BYTES: u64 = 1 << 20;
-/// Bytes of zeros written to a device at once.
+/// Bytes of zeros that are written to a device at a time.
 const ZEROS_BYTES: usize = 1 << 20;
 const CONFIG_TEMPORARY: &str = "cuttlefs.toml.new";
 
-/// What to make.
+/// What to format.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
-    /// The pool's directory; made if it is not there.
+    /// The pool's directory, which is made if it does not exist.
     pub dir: PathBuf,
-    /// Space for files in bytes, split evenly over the data *files*. Devices give all they have beyond it. Not
-    /// needed if all are devices.
+    /// Space for files in bytes, split evenly over the data *files*. Devices add all that they have. Not needed if all are devices.
     pub size: u64,
-    /// Data files and block devices; empty: `DIR/data`. Relative to the current directory.
+    /// Data files and block devices, relative to the current directory; if empty: `DIR/data`.
     pub data: Vec<PathBuf>,
-    /// Destroy a pool that is there, and what data files hold.
+    /// Whether to destroy an existing pool and the contents of data files.
     pub force: bool,
 }
 
-/// What was made.
+/// The result of a format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatReport {
     /// The pool's identity.
     pub uuid: PoolUuid,
-    /// Its pages.
+    /// The number of its pages.
     pub pages: u64,
-    /// Data files with their pages.
+    /// The data files, each with its number of pages.
     pub data: Vec<(PathBuf, u64)>,
-    /// Whether a pool was destroyed.
+    /// Whether an old pool was destroyed.
     pub replaced: bool,
-    /// Whether an earlier format had been cut off.
+    /// Whether an earlier format had been interrupted.
     pub was_cut_off: bool,
 }
 
-/// Makes a new pool's metadata in a directory, durably.
+/// A function that makes a new pool's metadata in a directory, durably.
 pub type MakeMetadata<'a> =
     &'a dyn Fn(&Path, PoolUuid) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// A data file that was looked at.
+/// A data file that was checked.
 struct Candidate {
     path: PathBuf,
-    /// As `cuttlefs.toml` names it.
+    /// Its path in `cuttlefs.toml`.
     named: PathBuf,
-    /// Open, if it is there.
+    /// The open file, if it exists.
     opened: Option<OpenedData>,
     pages: u64,
 }
@@ -93,12 +91,12 @@ struct Candidate {
 /// Makes a pool; `metadata` makes its metadata.
 ///
 /// # Errors
-/// `PoolError`, saying what to do. What was refused was not changed.
+/// `PoolError`, which says what to do. After a refusal nothing is changed.
 pub fn format(options: &FormatOptions, metadata: MakeMetadata<'_>) -> Result<FormatReport, PoolError> {
     format_in_steps(options, metadata, &mut || Ok(()))
 }
 
-/// As `format`; `step` is called after each thing that is on disk, and ends it there with an error.
+/// Like `format`; calls `step` after each step, and ends there if it returns an error.
 fn format_in_steps(
     options: &FormatOptions,
     metadata: MakeMetadata<'_>,
@@ -170,7 +168,7 @@ fn format_in_steps(
     Ok(FormatReport { uuid, pages, data, replaced, was_cut_off })
 }
 
-/// The UUID of a format that was begun; `Some(None)` if not even that was written whole.
+/// The UUID of a format that was interrupted; `Some(None)` if not even the UUID was written completely.
 fn unfinished_uuid(dir: &Path) -> Result<Option<Option<PoolUuid>>, PoolError> {
     let path = dir.join(UNFINISHED_FILE);
     match fs::read(&path) {
@@ -183,7 +181,7 @@ fn unfinished_uuid(dir: &Path) -> Result<Option<Option<PoolUuid>>, PoolError> {
     }
 }
 
-/// `meta` will be emptied: never that of a directory that is no pool.
+/// Refuses to empty the `meta` of a directory that is no pool.
 fn refuse_foreign_directory(dir: &Path) -> Result<(), PoolError> {
     let path = dir.join(META_DIR);
     match fs::read_dir(&path) {
@@ -196,7 +194,7 @@ fn refuse_foreign_directory(dir: &Path) -> Result<(), PoolError> {
     }
 }
 
-/// Opens every data file there is and refuses those that hold something.
+/// Opens every existing data file, and refuses those with other contents.
 fn look_at_data(
     options: &FormatOptions,
     dir: &Path,
@@ -211,7 +209,7 @@ fn look_at_data(
     let mut candidates: Vec<Candidate> = Vec::new();
     for path in paths {
         let absolute = std::path::absolute(path).map_err(at("find", path))?;
-        // The directory must be there, before anything is destroyed; the file need not.
+        // The directory must exist before anything is destroyed. The file need not.
         let path = match (absolute.parent(), absolute.file_name()) {
             (Some(parent), Some(name)) => {
                 fs::canonicalize(parent).map_err(at("find the directory", parent))?.join(name)
@@ -258,14 +256,14 @@ fn refuse_occupied(opened: &OpenedData, path: &Path, ours: Option<PoolUuid>) -> 
     if let Some(what) = signature_of(head) {
         return occupied(what.to_owned());
     }
-    // A device that was used before has bytes of no meaning. A file's bytes were put there by someone.
+    // The bytes on a used device mean nothing. The bytes in a file were put there by somebody.
     if !opened.is_device && head.iter().any(|byte| *byte != 0) {
         return occupied("bytes that are not cuttlefs's".to_owned());
     }
     Ok(())
 }
 
-/// Gives each data file its pages; the pool's pages in all.
+/// Gives each data file its number of pages. Returns the number of the pool's pages.
 fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u64, PoolError> {
     let is_device = |candidate: &Candidate| candidate.opened.as_ref().is_some_and(|opened| opened.is_device);
     let files = candidates.iter().filter(|candidate| !is_device(candidate)).count() as u64;
@@ -298,7 +296,7 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
             }
             None => {
                 files_seen += 1;
-                // The first files take what does not divide evenly.
+                // The first files get the pages that do not divide evenly.
                 pages_in_all / files + u64::from(files_seen <= pages_in_all % files)
             }
         };
@@ -311,8 +309,8 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
     Ok(total)
 }
 
-/// Refuses what does not fit, before anything is destroyed. Files on one file system share its room; what files hold that are there
-/// already is theirs to use.
+/// Refuses files that do not fit, before anything is destroyed. Files on one file system share its free room, and each may also use the room of the
+/// existing file that it replaces.
 fn check_room(candidates: &[Candidate]) -> Result<(), PoolError> {
     let mut wanted: HashMap<u64, u64> = HashMap::new();
     for candidate in candidates {
@@ -352,13 +350,13 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
     let opened = candidate.opened.as_ref().expect("it was just opened");
     if !opened.is_device {
         let len = superblock.file_bytes();
-        // What was in it would pass for checksums.
+        // Old bytes would be taken for checksums.
         let emptied = opened.file.set_len(0);
         emptied.map_err(at("empty", path))?;
         if let Err(error) = reserve(&opened.file, len) {
             let full = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT));
             if fresh {
-                // Half a file would keep the room that was missing.
+                // An unfinished file would keep the little room that there was.
                 let _ = fs::remove_file(path);
             }
             return Err(match full {
@@ -378,10 +376,10 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
     }
 }
 
-/// No page has a sum.
+/// Sets all sums to 0: no page was written yet.
 fn write_sums(opened: &OpenedData, superblock: &Superblock) -> io::Result<()> {
     if opened.is_device {
-        // A file's are zeros already.
+        // A file needs no such writes: its sums are zeros already.
         let zeros = AlignedBuf::zeroed(ZEROS_BYTES);
         let mut offset = superblock.sums_start();
         while offset < superblock.file_bytes() {
@@ -393,8 +391,7 @@ fn write_sums(opened: &OpenedData, superblock: &Superblock) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the file just `len` bytes long, with its blocks reserved, so that a write to the pool never finds the file
-/// system below full.
+/// Gives the file exactly `len` bytes and reserves their blocks, so that a write to the pool never finds the file system full.
 fn reserve(file: &File, len: u64) -> io::Result<()> {
     file.set_len(len)?;
     loop {
@@ -425,7 +422,7 @@ fn write_durably(dir: &Path, temporary: &str, name: &str, bytes: &[u8]) -> Resul
     sync_directory(dir)
 }
 
-/// Makes a directory and those above it that are missing, with their names on disk.
+/// Makes a directory and its missing parents, durably.
 fn make_directory_durably(dir: &Path) -> Result<(), PoolError> {
     let dir = std::path::absolute(dir).map_err(at("find", dir))?;
     let missing: Vec<_> = dir.ancestors().take_while(|path| !path.exists()).collect();

@@ -1,4 +1,4 @@
-//! Formatting and opening real directories.
+//! Formats and opens real directories.
 
 use super::*;
 use crate::pool::{PoolDirectory, open};
@@ -7,14 +7,14 @@ use std::process::Command;
 use std::time::Duration;
 
 const SIZE: u64 = 8 << 20;
-/// With the superblock and two blocks of sums.
+/// Length of a data file: the superblock, the pages and two blocks of sums.
 const FILE_BYTES: u64 = DATA_START + SIZE + 2 * PAGE_SIZE_U64;
 
 fn options(dir: &Path) -> FormatOptions {
     FormatOptions { dir: dir.join("pool"), size: SIZE, ..FormatOptions::default() }
 }
 
-/// A pool with something for its metadata.
+/// Formats a pool, with a small file as its metadata.
 fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
     super::format(options, &metadata)
 }
@@ -83,7 +83,7 @@ fn a_pool_behind_a_link_names_its_data_file_relative_to_itself() {
     let pool = open(&options.dir).expect("opened");
     assert_eq!(pool.config().pool.data, [PathBuf::from("data")]);
     drop(pool);
-    // A data file that cannot be made is found out before the pool is destroyed.
+    // A data file that cannot be made is noticed before the old pool is destroyed.
     let before = snapshot(&options.dir);
     let data = vec![dir.path().join("nowhere/data")];
     let forced = FormatOptions { data, force: true, ..options.clone() };
@@ -95,7 +95,7 @@ fn a_pool_behind_a_link_names_its_data_file_relative_to_itself() {
 fn several_data_files_follow_one_another() {
     let dir = temporary();
     let data: Vec<PathBuf> = (0..3).map(|index| dir.path().join(format!("disk{index}"))).collect();
-    // One exists and is empty, one is full of zeros.
+    // The second file exists and is empty, the third is full of zeros.
     File::create(&data[1]).expect("made");
     fs::write(&data[2], vec![0; 300_000]).expect("made");
     let options = FormatOptions { size: SIZE + 4096, data: data.clone(), ..options(dir.path()) };
@@ -108,7 +108,7 @@ fn several_data_files_follow_one_another() {
     assert_eq!(files.locate(1366 * 4096).map(|place| (place.file, place.file_offset)), Some((2, DATA_START)));
     drop(pool);
 
-    // Each may be missing, swapped or of another pool.
+    // A data file may be missing, swapped with another, or of another pool.
     fs::rename(&data[1], dir.path().join("away")).expect("renamed");
     let error = open_error(dir.path());
     assert!(matches!(&error, PoolError::MissingDevice { index: 1, path } if *path == data[1]), "{error}");
@@ -136,7 +136,7 @@ fn a_pool_is_not_destroyed_without_force() {
     let error = format(&options).expect_err("a pool is there");
     assert!(matches!(error, PoolError::AlreadyThere { .. }));
     assert!(error.to_string().contains("a pool is already there"), "{error}");
-    // Also from another directory.
+    // The data file is recognized from another pool directory as well.
     let data = vec![options.dir.join("data")];
     let elsewhere = FormatOptions { dir: dir.path().join("b"), data, ..options.clone() };
     let error = format(&elsewhere).expect_err("the data file is another pool's");
@@ -169,7 +169,7 @@ fn other_peoples_files_are_not_destroyed() {
     with_image.force = true;
     format(&with_image).expect("forced");
 
-    // A directory that is no pool keeps its meta, even with force.
+    // A `meta` directory without a pool is somebody's own: format leaves it alone even with `force`.
     let mut var = FormatOptions { dir: dir.path().join("var"), force: true, ..options(dir.path()) };
     fs::create_dir_all(var.dir.join("meta")).expect("made");
     fs::write(var.dir.join("meta/letter"), b"x").expect("written");
@@ -215,7 +215,7 @@ fn a_format_that_was_cut_off_is_seen_and_can_be_done_again() {
     let marker = options.dir.join(UNFINISHED_FILE);
     let config = options.dir.join(CONFIG_FILE);
 
-    // Cut off before step 7, between 4 and 6, and with the marker not whole.
+    // The state before step 7, the state between steps 4 and 6, and one with half-made metadata.
     fs::write(&marker, first.uuid.to_string()).expect("written");
     assert!(matches!(open_error(dir.path()), PoolError::Unfinished(_)));
     fs::remove_file(&config).expect("removed");
@@ -226,7 +226,7 @@ fn a_format_that_was_cut_off_is_seen_and_can_be_done_again() {
     assert!(!options.dir.join("meta/half").exists());
     open(&options.dir).expect("opened");
 
-    // Without the marker, metadata or a data file without cuttlefs.toml is somebody's lost pool.
+    // Without the marker, metadata or a data file without cuttlefs.toml may be a pool that somebody wants back.
     fs::remove_file(&config).expect("removed");
     assert!(matches!(open_error(dir.path()), PoolError::NoPool(_)));
     assert!(matches!(format(&options), Err(PoolError::ForeignDirectory(_))));
@@ -238,7 +238,7 @@ fn a_format_that_was_cut_off_is_seen_and_can_be_done_again() {
     open(&options.dir).expect("opened");
 }
 
-/// Ends a format after so many steps; whether it was ended.
+/// Stops a format after `steps` steps. Returns whether it was stopped, and did not end before.
 fn cut_after(options: &FormatOptions, steps: usize) -> bool {
     let left = Cell::new(steps);
     let cut = format_in_steps(options, &metadata, &mut || {
@@ -262,7 +262,7 @@ fn assert_whole(options: &FormatOptions, uuid: PoolUuid) {
 
 #[test]
 fn a_format_that_is_cut_off_at_any_step_is_run_again() {
-    // The marker, the directory, two data files, metadata, the configuration.
+    // The steps: the marker, the directory, two data files, the metadata, the configuration.
     const STEPS: usize = 6;
     for steps in 0..=STEPS {
         let dir = temporary();
@@ -273,7 +273,7 @@ fn a_format_that_is_cut_off_at_any_step_is_run_again() {
             let error = open_error(dir.path());
             assert!(matches!(error, PoolError::Unfinished(_)), "after step {steps}: {error}");
             assert!(error.to_string().contains("cuttlefsd format"), "{error}");
-            // Twice, if need be.
+            // The next format may be cut off as well.
             assert!(cut_after(&options, steps / 2));
             let report = format(&options).expect("no force needed");
             assert!(report.was_cut_off);
@@ -285,7 +285,7 @@ fn a_format_that_is_cut_off_at_any_step_is_run_again() {
 
 #[test]
 fn a_forced_format_that_is_cut_off_at_any_step_is_run_again() {
-    // As above, with one data file, and the configuration of the pool before.
+    // As above, with one data file, and a step that removes the old pool's configuration.
     const STEPS: usize = 6;
     for steps in 0..STEPS {
         let dir = temporary();
@@ -393,7 +393,7 @@ fn a_pool_is_open_once_and_the_holder_is_named() {
 struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    /// `None` where the machine has no loop devices to give.
+    /// `None` if the machine has no free loop device.
     fn new(image: &Path) -> Option<Self> {
         let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output().ok()?;
         let name = String::from_utf8(output.stdout).ok()?;
@@ -419,13 +419,13 @@ fn block_devices_give_all_they_have_and_are_held_alone() {
     let file = dir.path().join("file");
     let options = FormatOptions { data: vec![device.0.clone(), file], ..options(dir.path()) };
     let report = format(&options).expect("formatted");
-    // One block of sums.
+    // One block of the device is for sums.
     let device_pages = ((4 << 20) - DATA_START) / PAGE_SIZE_U64 - 1;
     assert_eq!((report.data[0].1, report.data[1].1), (device_pages, SIZE / PAGE_SIZE_U64));
     let pool = open(&options.dir).expect("opened");
     let other = FormatOptions { dir: dir.path().join("other"), force: true, ..options.clone() };
     assert!(matches!(format(&other), Err(PoolError::DeviceBusy(_))), "not even with force");
-    // Whoever held it lets go behind its end, as a server's io_uring does.
+    // The old process's io_uring closes the device only after the process has ended.
     let last = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         drop(pool);

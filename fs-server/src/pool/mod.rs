@@ -1,32 +1,31 @@
-//! The pool: the SSD space of a server, and the access to its bytes.
+//! The pool: a server's space on SSD, and the access to its bytes.
 //!
-//! `Space` says which pages are free, a `Disk` moves pages between the device and memory. Neither knows the contents of
-//! a page.
+//! `Space` knows which pages are free, and a `Disk` moves pages between the device and memory. Neither knows the contents of a page.
 
 /// Page-aligned memory for direct IO.
 pub mod aligned_buf;
 mod batch;
-/// Durable writes to files beside the data files.
+/// Durable writes to files other than the data files.
 pub mod block_write;
 /// Storage through the kernel's page cache.
 pub mod cached;
-/// The open data files as one row of pages.
+/// The open data files as one sequence of pages.
 pub mod data_files;
-/// One data sync for many.
+/// One data sync for many waiters.
 pub mod data_sync;
 /// An open pool.
 pub mod directory;
-/// The trait the storage comes in through.
+/// The trait of the storage.
 pub mod disk;
 /// Why a pool cannot be formatted or opened.
 pub mod error;
 /// Making a pool.
 pub mod format;
-/// Marks of what else lives on disks.
+/// Signatures of other contents of disks.
 pub mod signature;
-/// Storage in memory, with faults.
+/// Storage in memory, with injected faults.
 pub mod simdisk;
-/// Which pages are free.
+/// The free pages.
 pub mod space;
 /// Checksums of pages.
 pub mod sums;

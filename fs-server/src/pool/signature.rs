@@ -1,12 +1,12 @@
-//! Signatures of other contents of a file or device that is to become part of a pool.
+//! Signatures of other contents of a file or device that would become part of a pool.
 //!
-//! Formatting destroys all contents. This table has the signatures of usual contents of disks; it need not be complete.
-//! `--force` is needed for all contents that are named here, and not for an empty disk.
+//! Formatting destroys all contents. This table has the signatures of usual contents of disks, and need not be complete. `--force` is needed if a
+//! disk has one of these contents, and not for an empty disk.
 
-/// Bytes from the start that must be looked at.
+/// Bytes at the start that must be read.
 pub const HEAD_BYTES: usize = 128 << 10;
 
-/// (offset, mark, what it is)
+/// Offset and bytes of a signature, and the name of the contents.
 const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (0, b"cuttlefs", "a cuttlefs pool"),
     (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 file system"),
@@ -31,7 +31,7 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (4096, b"EFI PART", "a GPT partition table"),
     (0, b"QFI\xfb", "a qcow2 image"),
     (0, b"bluestore block device", "a Ceph OSD"),
-    // Last, as many of the above leave it in place.
+    // The last entry, because many of the contents above leave these bytes in place.
     (510, &[0x55, 0xaa], "a partition table or boot sector"),
 ];
 
@@ -55,7 +55,7 @@ mod tests {
             let mut head = vec![0; HEAD_BYTES];
             head[*offset..offset + mark.len()].copy_from_slice(mark);
             let found = signature_of(&head).expect("a signature");
-            // One mark is the beginning of another's.
+            // The signature of one is the beginning of another's.
             assert!(found == *what || found.contains("bcache"), "{found} for {what}");
             assert_eq!(signature_of(&head[..offset + mark.len() - 1]), None);
         }

@@ -1,27 +1,27 @@
-//! Storage in memory, seeded, with the faults of a real device.
+//! Storage in memory, driven by a seed, with the faults of a real device.
 //!
-//! Owns a medium: the durable version of each page, and the writes since that a power loss may still take. Clones share
-//! the medium, so that each worker thread has its own `Disk`, and so that a test keeps the medium while the server on top
-//! of it dies and starts again (`SimDisk::attach` gives the next server's frames).
+//! The medium has the durable version of each page, and the later writes that a power loss may take. Clones share the medium, so that each worker
+//! thread has a `Disk` of its own, and so that a test keeps the medium while the server above dies and the next one starts (`SimDisk::attach` takes
+//! the next server's frames).
 //!
 //! # How it works
-//! *At once*: IOs are done when submitted. *Deferred*: they wait until `SimDisk::step` does one, drawn at random,
-//! so that completions come late and in any order; the bytes move at that moment, as a device's DMA may.
+//! *At once*: IOs are done when they are submitted. *Deferred*: they wait until `SimDisk::step` does one, drawn at random, so that completions come
+//! late and in any order. The bytes move at that moment, as by a device's DMA.
 //!
-//! A write makes a new version of each page it covers. A sync makes the newest version that had completed when the sync
-//! was submitted durable. `SimDisk::crash` chooses, for each 512-byte sector, among the durable version and all later
-//! ones, so unsynced writes are dropped, reordered and torn; writes in flight count as versions. A page that was never
-//! written reads as `UNWRITTEN_BYTE`, so that code that reads such a page is found out.
+//! A write makes a new version of each page that it covers. A sync makes the newest versions durable that had completed when it was submitted.
+//! `SimDisk::crash` chooses, for each 512-byte sector, among the durable version and all later ones, so that unsynced writes are dropped, reordered
+//! and torn; writes in flight count as versions. A page that was never written reads as `UNWRITTEN_BYTE`, so that code that reads such a page is
+//! found out.
 //!
-//! A server with a `Life` (`SimDisk::set_life`) can die with any IO or sync, when it is submitted or when it is done: its
-//! futures never resolve then, and `SimDisk::crash` or `SimDisk::kill` says what is left of the IOs in flight.
+//! A server with a `Life` (`SimDisk::set_life`) can die at any IO or sync, when it is submitted or when it is done. Its futures never resolve then,
+//! and `SimDisk::crash` or `SimDisk::kill` decides what is left of the IOs in flight.
 //!
 //! # Effects of each fault
 //! | fault | effect |
 //! | --- | --- |
 //! | read fault | the IO fails; pages before the bad one may have been read |
 //! | write fault | the IO fails; pages before the bad one are written |
-//! | failed sync | versions it should have made durable stay at risk for ever, as with a page cache that drops pages it could not write; only a newer write of the page, synced, cures it |
+//! | failed sync | the versions it covers stay at risk, as if a page cache had dropped them; only a newer, synced write of the page is safe |
 //! | crash | IOs in flight never complete; unsynced versions are mixed as above |
 //! | kill | IOs in flight never complete; each of their writes is done, or not, or torn. Versions stay at risk |
 //! | lie | syncs answer and make nothing durable |
@@ -39,12 +39,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What every byte of a page that was never written reads as.
+/// Every byte of a page that was never written.
 pub const UNWRITTEN_BYTE: u8 = 0xA5;
-/// What a device writes whole or not at all.
+/// Bytes that a device writes as a whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
-/// Unsynced versions of one page that are kept. The oldest go first; that narrows what a crash may show and never
-/// makes it show anything that could not be.
+/// Unsynced versions of one page that are kept. The oldest are dropped first, which reduces the results of a crash and never adds an impossible one.
 const MOST_VERSIONS: usize = 8;
 
 type PageBytes = Box<[u8; PAGE_SIZE]>;
@@ -58,20 +57,20 @@ pub enum SimMode {
     Deferred,
 }
 
-/// An error to give to IOs that touch some pages.
+/// An error for IOs that touch some pages.
 #[derive(Clone, Debug)]
 pub struct SimFault {
     /// Pool pages.
     pub pages: Range<u64>,
-    /// Only reads or only writes; `None` for both.
+    /// Whether only reads or only writes fail; `None` for both.
     pub kind: Option<IoKind>,
-    /// What the device says.
+    /// The device's error number.
     pub errno: i32,
-    /// How many IOs fail before the fault goes away.
+    /// How many IOs fail before the fault ends.
     pub times: u32,
 }
 
-/// What was done so far.
+/// Counts of the IOs so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimCounters {
     /// Read requests.
@@ -99,7 +98,7 @@ struct Medium {
     random: SeededRandom,
     mode: SimMode,
     content: BTreeMap<u64, PageHistory>,
-    /// Moves with every write that is done.
+    /// The number of the last write that was done.
     last_write: u64,
     pending: Vec<Pending>,
     faults: Vec<SimFault>,
@@ -120,7 +119,7 @@ struct PageHistory {
 struct Version {
     number: u64,
     bytes: PageBytes,
-    /// A sync that should have covered it failed.
+    /// Whether a sync failed that should have covered it.
     doomed: bool,
 }
 
@@ -136,7 +135,7 @@ impl SimDisk {
         Self::seeded(pages, frames, 0)
     }
 
-    /// An unwritten disk whose choices come from `seed`.
+    /// An unwritten disk whose random choices come from `seed`.
     pub fn seeded(pages: u64, frames: Arc<SharedMemory>, seed: u64) -> Self {
         let medium = Medium {
             pages,
@@ -154,17 +153,17 @@ impl SimDisk {
         Self { medium: Arc::new(Mutex::new(medium)), frames }
     }
 
-    /// The same medium for other frames: another server, after this one is gone.
+    /// A disk on the same medium for other frames: another server's, after this one is gone.
     pub fn attach(&self, frames: Arc<SharedMemory>) -> Self {
         Self { medium: self.medium.clone(), frames }
     }
 
-    /// IOs are events of this life from now on.
+    /// Makes IOs events of this life from now on.
     pub fn set_life(&self, life: Life) {
         self.medium.lock().life = life;
     }
 
-    /// From now on syncs say `Ok` and do nothing: what a test must notice.
+    /// Lets syncs succeed without an effect from now on, which a test must notice.
     pub fn lie(&self) {
         self.medium.lock().lies = true;
     }
@@ -174,7 +173,7 @@ impl SimDisk {
         self.medium.lock().pages
     }
 
-    /// From now on. What is pending stays pending.
+    /// Sets the mode for later IOs. Pending ones stay pending.
     pub fn set_mode(&self, mode: SimMode) {
         self.medium.lock().mode = mode;
     }
@@ -191,7 +190,7 @@ impl SimDisk {
         }
         let pending = medium.pending.swap_remove(index);
         let finished = medium.perform(pending);
-        // Wakers run other people's code: not under the lock.
+        // Outside of the lock, because wakers run other code.
         drop(medium);
         finished.tell();
         true
@@ -202,8 +201,7 @@ impl SimDisk {
         self.medium.lock().pending.len()
     }
 
-    /// Power loss: IOs in flight never complete, and each sector written since the last sync holds any of the
-    /// versions it may hold.
+    /// Loses power: IOs in flight never complete, and each sector that was written since the last sync has any of its possible versions.
     pub fn crash(&self, random: &dyn Random) {
         let mut medium = self.medium.lock();
         let pending = medium.cut_off(|_, _, bytes| Some(bytes));
@@ -211,11 +209,11 @@ impl SimDisk {
             history.crash(random);
         }
         drop(medium);
-        // Buffers are freed and futures stay unresolved, outside the lock.
+        // Outside of the lock: buffers are freed, and futures stay unresolved.
         drop(pending);
     }
 
-    /// The server is killed: of each write in flight all, nothing or some sectors are done.
+    /// Kills the server: of each write in flight all, none or some sectors are done.
     pub fn kill(&self, random: &dyn Random) {
         let mut medium = self.medium.lock();
         let pending = medium.cut_off(|medium, page, bytes| match random.next_u64() % 3 {
@@ -244,13 +242,12 @@ impl SimDisk {
         medium.sync_errors.clear();
     }
 
-    /// What a read of this page would give now.
+    /// The bytes that a read of this page would return now.
     pub fn peek(&self, page: u64) -> Vec<u8> {
         self.medium.lock().current(page).to_vec()
     }
 
-    /// All that a power loss now may leave of this page, each sector by itself as in one of these: what is durable, and each
-    /// write since, those in flight included.
+    /// All versions that a power loss may leave of this page, each sector by itself: the durable one, and each later write, with those in flight.
     pub fn possible(&self, page: u64) -> Vec<Vec<u8>> {
         let medium = self.medium.lock();
         let mut possible = match medium.content.get(&page) {
@@ -275,7 +272,7 @@ impl SimDisk {
         possible
     }
 
-    /// Changes a page behind everyone's back (bit rot); durable at once.
+    /// Changes a page directly on the medium (bit rot); durable at once.
     pub fn poke(&self, page: u64, bytes: &[u8; PAGE_SIZE]) {
         let mut medium = self.medium.lock();
         assert!(page < medium.pages, "page {page} is past the disk's end");
@@ -283,18 +280,18 @@ impl SimDisk {
         medium.content.insert(page, history);
     }
 
-    /// Brings sums to what `format` leaves on a real device.
+    /// Gives the sums the values that `format` gives them on a real device.
     pub fn format(&self, layout: &SumLayout) {
         (layout.pages()..layout.all_pages()).for_each(|page| self.poke(page, &[0; PAGE_SIZE]));
     }
 
-    /// Pages with writes that a crash may take.
+    /// The number of pages with writes that a crash may take.
     pub fn unsynced_pages(&self) -> usize {
         let medium = self.medium.lock();
         medium.content.values().filter(|history| !history.versions.is_empty()).count()
     }
 
-    /// What was done so far.
+    /// Counts of the IOs so far.
     pub fn counters(&self) -> SimCounters {
         self.medium.lock().counters
     }
@@ -351,8 +348,7 @@ impl Finished {
 }
 
 impl Medium {
-    /// The server is gone: of each page of a write in flight the medium gets what `left` says. The caller drops what was
-    /// pending outside the lock.
+    /// Ends the server: a page of a write in flight gets the bytes that `left` returns. The caller drops the pending IOs outside of the lock.
     fn cut_off(&mut self, left: impl Fn(&Self, u64, PageBytes) -> Option<PageBytes>) -> Vec<Pending> {
         let pending = std::mem::take(&mut self.pending);
         for one in &pending {
@@ -370,7 +366,7 @@ impl Medium {
         pending
     }
 
-    /// Whether the server lives to see this pending one done; otherwise it stays pending.
+    /// Whether the server lives until this pending IO is done. If not, the IO stays pending.
     fn may_finish(&self, index: usize) -> bool {
         let (event, about) = match &self.pending[index] {
             Pending::Io { request, .. } => (Event::DiskDone, request.offset),
@@ -414,7 +410,7 @@ impl Medium {
         }
     }
 
-    /// What the kernel would refuse with EINVAL.
+    /// Refuses the requests for which the kernel returns EINVAL.
     fn check(&self, request: &IoRequest) -> io::Result<Range<u64>> {
         let len = len_bytes(&request.buffer) as u64;
         let end = request.offset.checked_add(len);
@@ -511,7 +507,7 @@ impl PageHistory {
         let durable = self.durable.take().unwrap_or_else(unwritten);
         let choices: Vec<&PageBytes> =
             std::iter::once(&durable).chain(self.versions.iter().map(|one| &one.bytes)).collect();
-        // Half of the pages hold one version whole, half are torn.
+        // Half of the pages have one whole version, the others are torn.
         let after = if random.next_u64().is_multiple_of(2) {
             torn(&choices, random)
         } else {
@@ -522,7 +518,7 @@ impl PageHistory {
     }
 }
 
-/// A page each of whose sectors is any of its versions'.
+/// A page of which each sector is of a random version.
 fn torn(versions: &[&PageBytes], random: &dyn Random) -> PageBytes {
     let mut page = unwritten();
     for start in (0..PAGE_SIZE).step_by(SECTOR_BYTES) {
@@ -548,7 +544,7 @@ fn frame_offset(index: FrameIndex) -> usize {
     index.0 as usize * PAGE_SIZE
 }
 
-/// The pool pages of a write with their bytes.
+/// The pool pages of a write, with their bytes.
 fn pages_of<'a>(
     request: &'a IoRequest,
     frames: &'a SharedMemory,

@@ -1,4 +1,4 @@
-//! Versions that the simulated disk keeps, loses and tears.
+//! Versions of pages that the simulated disk keeps, loses and tears.
 
 use super::*;
 use crate::pool::AlignedBuf;
@@ -210,7 +210,7 @@ fn a_server_dies_with_an_io_or_a_sync_and_leaves_any_part_of_what_was_in_flight(
         disk.set_mode(mode);
         let life = Life::default();
         disk.set_life(life.clone());
-        // Submitted, and not done.
+        // The second write is submitted and not completed.
         life.end(Some(End { after: 1, of: None }));
         let mut future = disk.submit(vec![write(0, filled(1, 2))]);
         disk.step();

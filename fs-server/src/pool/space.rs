@@ -1,29 +1,27 @@
 //! The free pool pages.
 //!
-//! A page is free, used, or quarantined (docs/pages.md, "Reuse of a page"). At start the used ones are those that extents
-//! name, as the metadata's map of pages tells.
+//! A page is free, used, or quarantined (docs/pages.md, "Reuse of a page"). At the start the used pages are those that extents have, as metadata's
+//! map of pages says.
 //!
 //! # How it works
-//! A bitmap has a bit for each page that is not free. It is divided into parts of 8,192 pages. The number of free pages and
-//! the longest free run of each part are known; parts are listed by the latter, in powers of two. So memory is a bit for each
-//! page and some 20 bytes for each part, however fragmented the pool is, and an allocation looks through a kilobyte of bits
-//! for each part that it takes from. The place of an allocation:
+//! A bitmap has a bit for each page, set if the page is not free. It is divided into parts of 8,192 pages. For each part the number of free pages and
+//! the longest free run are known, and the parts are listed by the latter, in powers of two. So the memory is a bit for each page and some 20 bytes
+//! for each part, however fragmented the pool is, and an allocation reads a kilobyte of bits for each part from which it takes pages. It takes pages
+//! in this order:
 //!
-//! 1. to the page `near` and those behind it, if they are free, so that a file that grows stays in one piece;
-//! 2. else to a part whose longest run holds all of it, a small one if there is one, and in that to the smallest run that does
-//!    (so large runs stay large); of equals, the first. An allocation that is larger than a part goes to the shortest row of
-//!    free parts that holds it, or to the longest;
-//! 3. else to the long runs of a part that has one of the longest, and again with the rest.
+//! 1. the page `near` and those behind it, if they are free, so that a growing file stays in one piece;
+//! 2. else from a part whose longest run has room for all of it, from a small one if possible, and there from the smallest run that is long enough
+//!    (so that large runs stay large); among equals from the first. An allocation that is larger than a part takes the shortest row of free parts
+//!    that is long enough, or else the longest;
+//! 3. else from the long runs of a part with one of the longest runs, and again for the rest.
 //!
 //! # Invariants
 //! * `free + used + quarantined == pages`, always; the numbers of a part agree with its bits.
-//! * A page is given out only from free runs; a quarantined page becomes free only through `release_some`
-//!   (invariant 3).
+//! * A page is allocated only from free runs. A quarantined page becomes free only through `release_some` (invariant 3).
 //!
 //! # Failure
-//! Too little free space is `NoSpace` and changes nothing. Metadata that contradicts itself, or names a page past the end,
-//! is a `SpaceError` at start. Giving back a page that is not used is a broken invariant of the caller and asserts:
-//! going on would hand one page to two files.
+//! Too little free space is `NoSpace` and changes nothing. Contradictory metadata, or a page past the end, is a `SpaceError` at the start. Giving
+//! back a page that is not used breaks an invariant of the caller and panics: otherwise one page would be given to two files.
 
 use crate::bits;
 use cuttlefs_common::ids::PoolPage;
@@ -33,17 +31,17 @@ use std::ops::Range;
 
 /// Pages of a part: a kilobyte of bits.
 const PART_PAGES: u64 = 8192;
-/// Lists of parts, by the logarithm of the longest free run.
+/// The number of lists of parts: one for each logarithm of the longest free run.
 const LISTS: usize = PART_PAGES.ilog2() as usize + 1;
-/// Parts of one list that are looked at for one whose longest run is long enough, or for the longest of all.
+/// Parts of one list that are examined for one whose longest run is long enough, or for the longest run.
 const LOOKS: usize = 32;
 
-/// Pages that are neighbours in the pool.
+/// A run of pages that are neighbours in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
-    /// The first.
+    /// The first page.
     pub first: PoolPage,
-    /// How many; not zero.
+    /// The number of pages; not zero.
     pub len: u64,
 }
 
@@ -54,39 +52,39 @@ impl Run {
     }
 }
 
-/// Names everything that was quarantined up to some moment.
+/// Stands for all pages that were quarantined up to some moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuarantineSeq(pub u64);
 
-/// How much of the pool is in which state, in pages.
+/// Numbers of pages in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceFigures {
-    /// All of it.
+    /// All pages.
     pub pages: u64,
-    /// Can be allocated.
+    /// Pages that can be allocated.
     pub free: u64,
-    /// Belongs to files.
+    /// Pages of files.
     pub used: u64,
-    /// Left its file, and cannot be allocated yet.
+    /// Pages that have left their file and cannot be allocated yet.
     pub quarantined: u64,
 }
 
-/// Less is free than was asked for. Nothing was allocated.
+/// Fewer pages are free than were asked for. None was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no space: {wanted} pages wanted, {free} free and {quarantined} not yet reusable")]
 pub struct NoSpace {
-    /// What was asked for.
+    /// The pages that were asked for.
     pub wanted: u64,
-    /// What there is.
+    /// The free pages.
     pub free: u64,
-    /// What a flush of the metadata could make free.
+    /// The pages that a flush of the metadata could free.
     pub quarantined: u64,
 }
 
-/// The metadata cannot be right.
+/// Metadata that is contradictory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
-    /// Two extents hold the same page, or it is not known which pages they hold.
+    /// Two extents have the same page, or it is not known which pages the extents have.
     #[error(
         "it contradicts itself about {0} pages of the pool, which two files name, or a file names and the record of free pages \
          does not; `cuttlefsd fsck --pool DIR` says which, and `--repair` mends it"
@@ -102,18 +100,18 @@ pub enum SpaceError {
         first: PoolPage,
         /// Its length in pages.
         len: u64,
-        /// Pages there are.
+        /// The number of the pool's pages.
         pages: u64,
     },
 }
 
-/// The pool's free space. One for all workers.
+/// The free space of a pool; all workers share it.
 #[derive(Debug)]
 pub struct Space {
     state: Mutex<State>,
 }
 
-/// What is known of a part.
+/// The figures of a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Part {
     free: u32,
@@ -123,25 +121,25 @@ struct Part {
 #[derive(Debug)]
 struct State {
     pages: u64,
-    /// A bit a page: it is not free.
+    /// A bit for each page: whether it is not free.
     taken: Vec<u64>,
     parts: Vec<Part>,
     /// Parts with free pages, by the logarithm of the longest free run.
     lists: [BTreeSet<u32>; LISTS],
     free: u64,
-    /// First page -> length of quarantined runs, to catch a page that is freed twice.
+    /// Quarantined runs: first page -> length, to notice a page that is freed twice.
     quarantined_by_first: BTreeMap<u64, u64>,
-    /// The same runs in the order they came.
+    /// The same runs in the order in which they were quarantined.
     quarantine: VecDeque<(QuarantineSeq, Run)>,
     quarantined: u64,
     last_seq: QuarantineSeq,
 }
 
 impl Space {
-    /// The free space of a pool of `pages`, of which those whose bits are set in `used` are taken.
+    /// The free space of a pool of `pages`, of which the pages whose bits are set in `used` are used.
     ///
     /// # Errors
-    /// `SpaceError::OutOfRange` if one behind the end is.
+    /// `SpaceError::OutOfRange` if a used page is past the end.
     pub fn new(pages: u64, mut used: Vec<u64>) -> Result<Self, SpaceError> {
         let words = pages.div_ceil(64) as usize;
         let all = used.len().max(words) as u64 * 64;
@@ -167,12 +165,11 @@ impl Space {
         Ok(Self { state: Mutex::new(state) })
     }
 
-    /// Takes `pages`, all or none, in as few runs as there are; `near` is the page the caller would like best,
-    /// usually the one behind the file's last. The runs come in the order the file should use them. For zero
-    /// pages there are no runs.
+    /// Allocates `pages` pages, all or none, in as few runs as possible. `near` is the page that the caller prefers, usually the one behind the
+    /// file's last. The file should use the runs in their order. For zero pages there are no runs.
     ///
     /// # Errors
-    /// `NoSpace` with nothing taken.
+    /// `NoSpace`, with nothing allocated.
     pub fn allocate(&self, pages: u64, near: Option<PoolPage>) -> Result<Vec<Run>, NoSpace> {
         let mut state = self.state.lock();
         if pages > state.free {
@@ -181,7 +178,7 @@ impl Space {
         Ok(state.take(pages, near))
     }
 
-    /// Gives back what was allocated and never named by metadata nor reached by an IO: free at once.
+    /// Gives back pages that no metadata has and no IO touched since they were allocated. They are free at once.
     pub fn give_back(&self, runs: &[Run]) {
         let mut state = self.state.lock();
         runs.iter().filter(|run| run.len > 0).for_each(|run| state.assert_used(*run));
@@ -189,8 +186,8 @@ impl Space {
         state.check();
     }
 
-    /// Takes pages that left their file out of use; they stay unusable until `release_some` with a
-    /// sequence number that is not less than the one returned.
+    /// Quarantines pages that left their file. They cannot be allocated until `release_some` is called with a sequence number that is not less than
+    /// the returned one.
     pub fn quarantine(&self, runs: &[Run]) -> QuarantineSeq {
         let mut state = self.state.lock();
         state.last_seq.0 += 1;
@@ -205,25 +202,24 @@ impl Space {
         seq
     }
 
-    /// Covers everything quarantined so far: take it before the flush that makes those pages' records durable,
-    /// release it after.
+    /// A mark that covers all pages quarantined so far. It is taken before the flush that makes their records durable, and released after it.
     pub fn quarantine_mark(&self) -> QuarantineSeq {
         self.state.lock().last_seq
     }
 
-    /// Makes everything quarantined up to and with `up_to` free; returns how many pages that were.
+    /// Frees all pages that were quarantined up to and including `up_to`. Returns how many they were.
     #[cfg(test)]
     pub fn release_quarantined(&self, up_to: QuarantineSeq) -> u64 {
         self.state.lock().release(up_to, usize::MAX).0
     }
 
-    /// Makes some of what was quarantined up to and with `up_to` free, the oldest first; whether there is more. Who allocates
-    /// meanwhile waits for so many runs.
+    /// Frees at most `runs` runs that were quarantined up to and including `up_to`, the oldest first. Returns whether there are more. Allocations
+    /// meanwhile wait for so many runs at most.
     pub fn release_some(&self, up_to: QuarantineSeq, runs: usize) -> bool {
         self.state.lock().release(up_to, runs).1
     }
 
-    /// Whether a page is of a file, or promised to one: neither free nor about to be.
+    /// Whether a page is allocated: neither free nor quarantined.
     pub fn is_used(&self, page: PoolPage) -> bool {
         let state = self.state.lock();
         let quarantined = state.quarantined_by_first.range(..=page.0).next_back();
@@ -231,7 +227,7 @@ impl Space {
             && quarantined.is_none_or(|(first, len)| page.0 >= first + len)
     }
 
-    /// Exact figures of this moment.
+    /// Exact figures as of now.
     pub fn figures(&self) -> SpaceFigures {
         let state = self.state.lock();
         SpaceFigures {
@@ -242,7 +238,7 @@ impl Space {
         }
     }
 
-    /// Number of free runs: how fragmented the pool is.
+    /// The number of free runs: how fragmented the pool is.
     #[cfg(test)]
     pub fn free_runs(&self) -> usize {
         let state = self.state.lock();
@@ -251,7 +247,7 @@ impl Space {
 }
 
 impl State {
-    /// As `Space::release_some`; also how many pages came back.
+    /// Like `Space::release_some`; also returns how many pages became free.
     fn release(&mut self, up_to: QuarantineSeq, runs: usize) -> (u64, bool) {
         let mut released = Vec::new();
         while let Some(&(seq, run)) = self.quarantine.front()
@@ -273,7 +269,7 @@ impl State {
         part * PART_PAGES..((part + 1) * PART_PAGES).min(self.pages)
     }
 
-    /// Finds out what there is to know of a part, after its bits changed.
+    /// Updates the figures of a part after its bits changed.
     fn look_at(&mut self, part: u64) {
         let mut now = Part::default();
         for run in bits::runs(&self.taken, self.range_of(part), false) {
@@ -290,7 +286,7 @@ impl State {
         }
     }
 
-    /// Gives all pages of runs one value.
+    /// Sets or clears the bits of runs.
     fn set(&mut self, runs: &[Run], taken: bool) {
         let mut changed = BTreeSet::new();
         for run in runs.iter().filter(|run| run.len > 0) {
@@ -300,7 +296,7 @@ impl State {
         changed.into_iter().for_each(|part| self.look_at(part));
     }
 
-    /// Takes `pages`, of which so many are free.
+    /// Takes `pages` pages, as many of which are free.
     fn take(&mut self, pages: u64, near: Option<PoolPage>) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut left = pages;
@@ -330,7 +326,7 @@ impl State {
         }
     }
 
-    /// Takes from the best place there is for `left` pages: more than one, and at least one is free.
+    /// Takes pages from the best place for `left` pages. At least one page is free.
     fn take_best(&mut self, left: &mut u64, runs: &mut Vec<Run>) {
         if *left >= PART_PAGES
             && let Some(first) = self.free_parts(*left)
@@ -348,7 +344,7 @@ impl State {
         let list = self.lists.iter().rev().find(|list| !list.is_empty()).expect("pages were counted as free");
         let longest = |part: &&u32| (self.parts[**part as usize].longest, std::cmp::Reverse(**part));
         let part = *list.iter().take(LOOKS).max_by_key(longest).expect("the list is not empty");
-        // All that are more than half as long at once: a part in many pieces is not looked through for each of them.
+        // All runs that are more than half as long are taken together, so that a part in many pieces is not read again for each of them.
         let long = u64::from(self.parts[part as usize].longest).div_ceil(2);
         let long_runs: Vec<_> = bits::runs(&self.taken, self.range_of(part.into()), false)
             .filter(|run| run.end - run.start >= long)
@@ -378,7 +374,7 @@ impl State {
         lists.iter().find_map(|list| list.iter().take(LOOKS).find(has)).map(|part| u64::from(*part))
     }
 
-    /// Where the shortest row of free parts begins that holds so many pages, or the longest if none does.
+    /// The first page of the shortest row of free parts with so many pages, or of the longest row if none is long enough.
     fn free_parts(&self, pages: u64) -> Option<u64> {
         let free = |part: &&u32| u64::from(self.parts[**part as usize].longest) == PART_PAGES;
         let mut rows: Vec<Range<u64>> = Vec::new();
@@ -392,14 +388,15 @@ impl State {
         let fits = rows.iter().filter(|row| len(row) >= pages).min_by_key(|row| len(row));
         let longest = || rows.iter().rev().max_by_key(|row| len(row));
         let row = fits.or_else(longest)?;
-        // Where its first run begins: in the part before, perhaps.
+        // The free run of the first of these parts may begin in the part before.
         let before = row.start.saturating_sub(1) * PART_PAGES..row.start * PART_PAGES;
         let begins =
             bits::runs(&self.taken, before.clone(), false).filter(|run| run.end == before.end).last();
         Some(begins.map_or(before.end, |run| run.start))
     }
 
-    /// Freeing a page that is free would give it to two files: that must stop the server, not corrupt the pool.
+    /// Panics unless all pages of a run are used: freeing a free page would give it to two files, which must stop the server instead of corrupting
+    /// the pool.
     fn assert_used(&self, run: Run) {
         let end = run.first.0.checked_add(run.len).filter(|&end| end <= self.pages);
         let end = end.unwrap_or_else(|| panic!("{run:?} is past the pool's {} pages", self.pages));

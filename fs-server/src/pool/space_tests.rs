@@ -1,4 +1,4 @@
-//! Free space against a bitmap.
+//! The free space against a bitmap.
 
 use super::*;
 use crate::bits;
@@ -39,13 +39,13 @@ fn pages_past_the_end_are_refused() {
 fn goes_on_where_the_file_ends() {
     let space = space(100, [(50, 1)]);
     assert_eq!(space.allocate(10, Some(PoolPage(51))), Ok(vec![run(51, 10)]));
-    // 61..100 is free, 39 pages: the hint's run first, then elsewhere.
+    // The pages 61 to 99 are free: the run at the hint is taken first, then the rest elsewhere.
     assert_eq!(space.allocate(40, Some(PoolPage(61))), Ok(vec![run(61, 39), run(0, 1)]));
-    // The hint is taken by someone else: best fit.
+    // The page of the hint is taken, so the best fitting run is.
     assert_eq!(space.allocate(2, Some(PoolPage(55))), Ok(vec![run(1, 2)]));
     assert_eq!(space.allocate(2, Some(PoolPage(5000))), Ok(vec![run(3, 2)]));
     assert_eq!(space.allocate(0, Some(PoolPage(10))), Ok(vec![]));
-    // In the middle of a run: both ends stay free.
+    // The hint is in the middle of a run: the pages on both sides stay free.
     assert_eq!(space.allocate(5, Some(PoolPage(20))), Ok(vec![run(20, 5)]));
     assert_eq!((space.free_runs(), space.figures()), (2, figures(40, 60, 0)));
 }
@@ -171,12 +171,12 @@ fn threads_never_get_the_same_page() {
 #[test]
 fn what_is_larger_than_a_part_goes_to_free_parts() {
     let parts = |number: u64| number * PART_PAGES;
-    // Free: 2 parts and 100 pages before them; 4 parts; a part without its last page.
+    // Free are: two whole parts with 100 pages in front of them, four parts, and one part but for its first ten pages and its last.
     let space =
         space(parts(10), [(0, parts(1) - 100), (parts(3), parts(1)), (parts(8), 10), (parts(9) - 1, 1)]);
     assert_eq!(space.allocate(parts(2), None), Ok(vec![run(parts(1) - 100, parts(2))]));
     assert_eq!(space.allocate(parts(3), Some(PoolPage(0))), Ok(vec![run(parts(4), parts(3))]));
-    // No row is long enough: the longest, then the best of the rest.
+    // No free run is long enough, so the longest one is taken, and the best fit for the rest.
     let runs = space.allocate(parts(1) + 50, None).expect("that is free");
     assert_eq!(runs, [run(parts(7), parts(1)), run(parts(3) - 100, 50)]);
     space.give_back(&runs);
@@ -185,7 +185,7 @@ fn what_is_larger_than_a_part_goes_to_free_parts() {
 
 #[test]
 fn large_runs_stay_large_whatever_part_they_are_in() {
-    // Part 1 has a run of 600 pages, part 2 one of 300, the others are free.
+    // Part 1 begins with a free run of 600 pages, part 2 with one of 300; the other parts are all free.
     let part = PART_PAGES;
     let space = space(5 * part, [(part + 600, part - 600), (2 * part + 300, part - 300)]);
     let _behind = space.allocate(part, Some(PoolPage(0))).expect("free");
@@ -203,7 +203,7 @@ enum Step {
     Release { ago: u64 },
 }
 
-/// Of the pool of the model: parts, and a piece of one.
+/// Pages of the model's pool: three whole parts and a piece of one.
 const PAGES: u64 = 3 * PART_PAGES + 77;
 
 fn step() -> impl Strategy<Value = Step> {

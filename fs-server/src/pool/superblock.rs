@@ -1,7 +1,7 @@
-//! The superblock: the first 4 KiB of each data file. It says to which pool the file belongs, and where in it.
+//! The superblock: the first 4 KiB of each data file. It says to which pool the file belongs, and its place in the pool.
 //!
-//! It is written once, when the pool is formatted, before `cuttlefs.toml` names it, and never changed; so it needs no
-//! second copy to survive a torn write. It is outside of the pool's page numbers (`DATA_START`).
+//! It is written once, when the pool is formatted, before `cuttlefs.toml` names the file, and never changed. So it needs no second copy to survive a
+//! torn write. It has no page number in the pool (`DATA_START`).
 //!
 //! ```text
 //! offset  bytes  field
@@ -37,11 +37,11 @@ use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The format this release reads and writes.
+/// The format that this release reads and writes.
 pub const FORMAT_VERSION: u32 = 3;
 /// Bytes of a superblock.
 pub const SUPERBLOCK_BYTES: usize = 4096;
-/// Most data files of a pool. More is a typing error, or a hostile file.
+/// Most data files of a pool. A larger number is a typing error, or a hostile file.
 pub const MOST_DATA_FILES: u32 = 1024;
 
 const MAGIC: [u8; 8] = *b"cuttlefs";
@@ -72,30 +72,30 @@ const _: () = assert!(size_of::<Raw>() == SUPERBLOCK_BYTES);
 const _: () = assert!(CHECKED_BYTES == SUPERBLOCK_BYTES - 4);
 const _: () = assert!(SUPERBLOCK_BYTES as u64 <= DATA_START);
 
-/// What a superblock says.
+/// The contents of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// The pool.
     pub pool_uuid: PoolUuid,
-    /// Which of its data files this is.
+    /// The index of this data file.
     pub file_index: u32,
-    /// How many there are.
+    /// The number of the pool's data files.
     pub file_count: u32,
     /// Pool page of this file's first page.
     pub first_page: u64,
     /// Pool pages in this file.
     pub pages: u64,
-    /// When the pool was formatted, seconds since the epoch.
+    /// When the pool was formatted, in seconds since the epoch.
     pub created_seconds: i64,
 }
 
-/// Why 4 KiB are no superblock of this release.
+/// Why 4 KiB are not a superblock of this release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
-    /// Something else, or nothing, is there.
+    /// There is no superblock.
     #[error("there is no cuttlefs superblock")]
     NoMagic,
-    /// Another release's.
+    /// The superblock is of another release.
     #[error(
         "the pool has format version {found} and this release reads version {FORMAT_VERSION}; {}",
         if *found > FORMAT_VERSION {
@@ -105,24 +105,24 @@ pub enum SuperblockError {
         }
     )]
     Version {
-        /// The version there is.
+        /// Its version.
         found: u32,
     },
-    /// Bytes changed since it was written.
+    /// The checksum does not match.
     #[error("the superblock is damaged: its checksum is {found:#010x} where its bytes have {computed:#010x}")]
     Checksum {
-        /// The stored one.
+        /// The stored checksum.
         found: u32,
-        /// What the bytes have.
+        /// The checksum of the bytes.
         computed: u32,
     },
-    /// The checksum is right and a field cannot be.
+    /// The checksum matches and a field has an impossible value.
     #[error("the superblock is damaged: {0}")]
     Field(&'static str),
 }
 
 impl Superblock {
-    /// The bytes on disk.
+    /// The superblock's bytes on disk.
     pub fn encode(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
         let mut raw = Raw {
             magic: MAGIC,
@@ -147,16 +147,16 @@ impl Superblock {
         bytes
     }
 
-    /// Whether the bytes begin as a superblock of any version does.
+    /// Whether the bytes begin like a superblock of any version.
     pub fn has_magic(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }
 
-    /// Reads what is on disk. Pure: any bytes give a result, and what it gives is consistent in itself.
+    /// Parses a superblock's bytes. Any bytes give a result, and a parsed superblock is consistent in itself.
     ///
     /// # Errors
-    /// `SuperblockError`: the magic is looked at first, then the version, so that another release's superblock is
-    /// named as such whatever else changed in it.
+    /// `SuperblockError`. The magic is checked first, then the version, so that another release's superblock is reported as such whatever else is
+    /// different in it.
     pub fn parse(bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<Self, SuperblockError> {
         use SuperblockError::Field;
         let raw = Raw::ref_from_bytes(bytes).map_err(|_| Field("its length is not 4096 bytes"))?;
@@ -180,8 +180,8 @@ impl Superblock {
         let (index, count) = (raw.file_index.get(), raw.file_count.get());
         require(count <= MOST_DATA_FILES && index < count, "its index is not below the number of files")?;
         let (first, pages) = (raw.first_page.get(), raw.pages.get());
-        // Every byte offset in the pool and in the file must fit an off_t.
-        // With the sums, which are less than an eighth of the pages, or one page.
+        // Every byte offset in the pool and in the file must fit an off_t, also with the sums, which are less than an eighth of the pages, or one
+        // page.
         let end = first.checked_add(pages).and_then(|end| end.checked_mul(PAGE_SIZE_U64));
         let fits = end.is_some_and(|end| end <= i64::MAX as u64 / 2 - DATA_START);
         require(pages > 0 && fits, "its number of pages cannot be")?;
@@ -198,18 +198,18 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Where in the data file the checksums of its pages begin.
+    /// The offset in the data file at which the checksums of its pages begin.
     pub fn sums_start(&self) -> u64 {
         DATA_START + self.pages * PAGE_SIZE_U64
     }
 
-    /// Bytes a data file with this superblock has at least.
+    /// The least length in bytes of a data file with this superblock.
     pub fn file_bytes(&self) -> u64 {
         file_bytes(self.pages)
     }
 }
 
-/// Length of a data file with so many pages.
+/// The length of a data file with `pages` pages.
 pub fn file_bytes(pages: u64) -> u64 {
     DATA_START + (pages + sum_blocks(pages)) * PAGE_SIZE_U64
 }
@@ -255,10 +255,10 @@ mod tests {
         assert_eq!(Superblock::parse(&bytes), Ok(example()));
     }
 
-    /// Computed bit by bit outside of this program.
+    /// Computed bit by bit, by another program.
     const GOLDEN_CRC32C: u32 = 0x054DB915;
 
-    /// Puts the right checksum on changed bytes.
+    /// Gives changed bytes the right checksum.
     fn sealed(mut bytes: Box<[u8; SUPERBLOCK_BYTES]>) -> Box<[u8; SUPERBLOCK_BYTES]> {
         let crc = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
         bytes[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());

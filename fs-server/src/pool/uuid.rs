@@ -3,17 +3,17 @@
 use cuttlefs_common::world::Random;
 use std::str::FromStr;
 
-/// Names one pool for ever; drawn when it is formatted.
+/// The identity of one pool, drawn when it is formatted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PoolUuid(pub [u8; 16]);
 
-/// A string is no UUID.
+/// A string that is not a UUID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no UUID")]
 pub struct UuidError(String);
 
 impl PoolUuid {
-    /// A new one.
+    /// Draws a new UUID.
     pub fn draw(random: &dyn Random) -> Self {
         let mut bytes = [0; 16];
         random.fill(&mut bytes);

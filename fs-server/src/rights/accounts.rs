@@ -1,7 +1,6 @@
-//! The groups of a user, by the server's own user database, for users that others speak for and the server checks.
+//! The groups of a user in the server's own user database. They are needed for users that clients speak for and whose rights the server checks.
 //!
-//! NSS is asked (files, LDAP, any source of the machine), which may take a while where it goes over a network: so answers
-//! are remembered, and asked for once in `KEPT_FOR`.
+//! The database is NSS (files, LDAP, any source of the machine). A lookup over a network may take a while, so answers are remembered for `KEPT_FOR`.
 //!
 //! # Failure
 //! A user that the database does not know, or cannot look up, is in no group but the one its request names.
@@ -13,15 +12,15 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an answer counts: a user who was put into a group waits so long at most.
+/// How long an answer is used. A change of a user's groups counts after this time at the latest.
 const KEPT_FOR: Duration = Duration::from_secs(60);
-/// Users remembered; with one more all are forgotten.
+/// How many users are remembered. When there is one more, all are forgotten.
 const REMEMBERED: usize = 4096;
 
-/// Looks a user up: its groups.
+/// A function that looks up a user's groups.
 type Look = Box<dyn Fn(u32) -> Vec<u32> + Send + Sync>;
 
-/// Groups, and when they were looked up.
+/// The groups of a user, and when they were looked up.
 type Known = (Arc<[u32]>, Instant);
 
 /// The groups of users.
@@ -31,7 +30,7 @@ pub struct Accounts {
 }
 
 impl Default for Accounts {
-    /// By this machine's user database.
+    /// Uses this machine's user database.
     fn default() -> Self {
         Self::by(Box::new(|uid| {
             let found = User::from_uid(Uid::from_raw(uid)).ok().flatten();
@@ -45,7 +44,7 @@ impl Default for Accounts {
 }
 
 impl Accounts {
-    /// By another database.
+    /// Uses another function for lookups.
     pub fn by(look: Look) -> Self {
         Self { look, known: Mutex::default() }
     }
@@ -57,7 +56,7 @@ impl Accounts {
         {
             return groups.clone();
         }
-        // Not under the lock: others are known meanwhile.
+        // The lookup is done without the lock, so that it does not hold up users whose groups are known.
         let groups: Arc<[u32]> = (self.look)(uid).into();
         let mut known = self.known.lock();
         if known.len() >= REMEMBERED {

@@ -9,9 +9,9 @@
 //! Sessions with one identity, and squashed ones, are checked by the server: their kernels are not trusted.
 //!
 //! # Directories
-//! A rule's directory is the one that has its path when a session attaches, and stays that session's. While there is none, as when the
-//! server starts before it is made, or when it has been moved away, sessions are refused. So an export comes to life when its
-//! directory is made, and does not affect other exports before.
+//! When a session attaches, the directory that has the rule's path then becomes the session's, for good. While there is no such directory, as before
+//! it is made or after it was moved away, sessions are refused. So an export works from the moment at which its directory is made, and does not
+//! affect other exports before.
 //!
 //! # Numbers
 //! A client names inodes by number. A client that may not reach all of them, because it is confined to a subtree or because a
@@ -29,12 +29,12 @@ use cuttlefs_common::rpc::RequestHeader;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// For whom a session speaks.
+/// The users for whom a session sends requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Voice {
-    /// For whomever each request names.
+    /// The user whom each request names.
     Others,
-    /// For itself.
+    /// One user.
     One { account: Account, groups: Arc<[u32]> },
 }
 
@@ -45,16 +45,16 @@ pub struct Grant {
     root_squash: Option<Account>,
     all_squash: Option<Account>,
     accounts: Arc<Accounts>,
-    /// Nothing may be changed.
+    /// Whether it can change nothing.
     pub read_only: bool,
-    /// The directory it sees at most.
+    /// The topmost directory that it can reach.
     pub root: InodeNo,
-    /// The numbers it knows inodes by, where it is not to reach all of them.
+    /// The numbers by which it knows inodes, if it may not reach all of them.
     pub veil: Option<Arc<Veil>>,
 }
 
 impl Grant {
-    /// Whether the server checks its rights.
+    /// Whether the server checks the rights of its requests.
     pub fn is_checked(&self) -> bool {
         self.voice != Voice::Others || self.root_squash.is_some() || self.all_squash.is_some()
     }
@@ -64,7 +64,7 @@ impl Grant {
         !self.read_only && self.veil.is_none() && !self.is_checked()
     }
 
-    /// Whom a request is for.
+    /// The identity of a request.
     pub fn identify(&self, header: &RequestHeader, request: Option<RequestId>) -> Identity {
         let account = match &self.voice {
             Voice::One { account, .. } => *account,
@@ -89,7 +89,7 @@ impl Grant {
         }
         let groups = match &self.voice {
             Voice::One { groups, .. } => Some(groups.clone()),
-            // What a client says of a user's groups proves nothing, and takes room in each message.
+            // A client's own words about a user's groups prove nothing, and would take room in each message.
             Voice::Others if self.is_checked() => Some(self.accounts.groups_of(account.uid)),
             Voice::Others => None,
         };
@@ -107,7 +107,7 @@ impl Grant {
     }
 }
 
-/// The path of a rule's directory, for people.
+/// The path of a rule's directory, for messages.
 fn path_of(rule: &ExportRule) -> String {
     let parts = rule.path.iter().map(|part| String::from_utf8_lossy(part));
     parts.flat_map(|part| ["/".into(), part]).collect()
@@ -118,7 +118,7 @@ fn root_of(rule: &ExportRule, meta: &Meta) -> Result<InodeNo, Status> {
     export::walk(InodeNo::ROOT, &rule.path, |parent, name| meta.lookup(parent, name))
 }
 
-/// The rules of a server.
+/// The rules of the export.
 pub struct Exports {
     rules: Vec<ExportRule>,
     key: HashKey,
@@ -127,7 +127,7 @@ pub struct Exports {
 }
 
 impl Exports {
-    /// Warns of rules whose directories are not there.
+    /// Warns of rules whose directories do not exist.
     pub fn new(rules: Vec<ExportRule>, meta: &Meta, accounts: Accounts) -> Self {
         for rule in &rules {
             if let Err(status) = root_of(rule, meta) {
@@ -143,15 +143,15 @@ impl Exports {
         Self { rules, key: meta.hash_key(), accounts: Arc::new(accounts), own_uid }
     }
 
-    /// The rules, each with its directory's path, and whether that is there.
+    /// The rules, each with its directory's path and whether that exists.
     pub fn rules<'a>(&'a self, meta: &'a Meta) -> impl Iterator<Item = (&'a ExportRule, String, bool)> {
         self.rules.iter().map(|rule| (rule, path_of(rule), root_of(rule, meta).is_ok()))
     }
 
-    /// What a peer may do; what it is refused for stands in the log.
+    /// The grant of a peer's session. The reason of a refusal is in the server's messages.
     ///
     /// # Errors
-    /// `Denied`: nothing. `NotFound`, `NotDirectory`: the directory that it may use is not there.
+    /// `Denied`: no rule is for the peer. `NotFound`, `NotDirectory`: its rule's directory does not exist.
     pub fn grant(&self, peer: &PeerIdentity, meta: &Meta) -> Result<Grant, Status> {
         let found = self.rules.iter().enumerate().find(|(_, rule)| rule.is_for(peer));
         let Some((number, rule)) = found else {
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(root(7), Err(Status::NotFound));
         let first = make(&meta, above, b"b");
         assert_eq!((root(7), shown()[0].1), (Ok(first), true));
-        // Whatever has its path is what the next session sees.
+        // The next session gets the directory that has the path then.
         let rename = Operation::Rename {
             parent: above,
             name: b"b",

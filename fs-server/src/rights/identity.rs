@@ -1,16 +1,16 @@
-//! The identity a request runs under.
+//! The identity under which a request runs.
 
 use crate::meta::RequestId;
 use cuttlefs_common::rpc::Rights;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A user and group that stand for somebody.
+/// A user and a group for requests that are mapped to another user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// User.
+    /// The user id.
     pub uid: u32,
-    /// Group.
+    /// The group id.
     pub gid: u32,
 }
 
@@ -26,36 +26,36 @@ impl FromStr for Account {
     fn from_str(input: &str) -> Result<Self, Self::Err> {
         let parts = input.split_once(':').map(|(uid, gid)| (uid.parse(), gid.parse()));
         match parts {
-            // 2^32 - 1 is no user: chown takes it as "leave it".
+            // 2^32 - 1 is no user: chown(2) takes it to mean no change.
             Some((Ok(uid), Ok(gid))) if uid != u32::MAX && gid != u32::MAX => Ok(Self { uid, gid }),
             _ => Err(format!("`{input}` is no UID:GID; write two numbers, such as 65534:65534")),
         }
     }
 }
 
-/// The identity a request runs under.
+/// The identity under which a request runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// User: owner of what is made.
+    /// The user id, which owns new inodes.
     pub uid: u32,
-    /// Group.
+    /// The group id.
     pub gid: u32,
-    /// Supplementary groups, where it is checked and has some.
+    /// The supplementary groups, if the server checks the rights and the user has some.
     pub groups: Option<Arc<[u32]>>,
-    /// The server checks its rights. `false`: a trusted client's kernel has, or it is the server itself.
+    /// Whether the server checks the rights. If not, a trusted client's kernel has, or the identity is the server's own.
     pub checked: bool,
-    /// Permission bits that what is made does not get, where no default ACL says otherwise.
+    /// Permission bits that new inodes do not get, unless a default ACL applies.
     pub umask: u16,
-    /// A change of contents takes set-id bits and capabilities from the file.
+    /// Whether a change of contents takes set-id bits and capabilities from the file.
     pub drops_privileges: bool,
-    /// The request this is done for, if a client may send it again.
+    /// The request's number, if its client may send it again.
     pub request: Option<RequestId>,
-    /// What that request opens a file for.
+    /// The rights with which the request opens a file, if it does.
     pub opens: Option<Rights>,
 }
 
 impl Identity {
-    /// The server itself.
+    /// The server's own identity.
     pub fn server() -> Self {
         Self {
             uid: 0,
@@ -69,7 +69,7 @@ impl Identity {
         }
     }
 
-    /// Whether nothing is refused to it but to execute what nobody may, as to a process with all capabilities.
+    /// Whether it has the rights of a process with all capabilities: it may do everything but execute what nobody may.
     pub fn is_privileged(&self) -> bool {
         !self.checked || self.uid == 0
     }

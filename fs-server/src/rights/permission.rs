@@ -15,35 +15,35 @@ use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 
-/// Run as the owner.
+/// The set-user-id bit: the program runs as the file's owner.
 const SET_UID: u16 = 0o4000;
-/// Run with the group; on a directory: what is made in it has its group.
+/// The set-group-id bit: the program runs with the file's group. On a directory: new inodes in it get its group.
 const SET_GID: u16 = 0o2000;
-/// Of a directory: only owners remove.
+/// The sticky bit of a directory: only owners remove names.
 const STICKY: u16 = 0o1000;
 const GROUP_EXECUTE: u16 = 0o010;
 
-/// A permission.
+/// A permission that an operation needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// To read: bytes, or names of a directory.
+    /// Read bytes, or the names of a directory.
     Read,
-    /// To write: bytes, or (with `Search`) names of a directory.
+    /// Write bytes, or (with `Search`) change the names of a directory.
     Write,
-    /// To reach what a directory names.
+    /// Look up names in a directory.
     Search,
-    /// To make and remove names of a directory.
+    /// Make and remove names in a directory.
     ChangeEntries,
-    /// To be the owner.
+    /// Own the inode.
     Own,
 }
 
-/// Decides for one identity.
+/// Decides what one identity may do.
 #[derive(Clone, Copy)]
 pub struct Judge<'j> {
-    /// What it decides by.
+    /// The metadata with the modes and lists.
     pub meta: &'j Meta,
-    /// For whom.
+    /// The identity.
     pub who: &'j Identity,
 }
 
@@ -60,20 +60,20 @@ impl Judge<'_> {
         attr.mode >> shift & 7
     }
 
-    /// The access control list that counts instead of the mode, if there is one. An owner's bits are those of the mode.
+    /// The access control list that counts instead of the mode, if there is one. For the owner the mode counts.
     fn list(&self, attr: &Attr) -> Result<Option<Acl>, Status> {
         if attr.uid == self.who.uid || !attr.flags.has(InodeFlags::ACCESS_ACL) {
             return Ok(None);
         }
-        // Removed meanwhile: the mode says all.
+        // The list was removed meanwhile, so the mode counts.
         let Some(value) = self.meta.access_list(attr.ino)? else { return Ok(None) };
         Acl::parse(&value).map_err(|_| Status::Io)
     }
 
-    /// Whether it may.
+    /// Checks that the identity has a permission.
     ///
     /// # Errors
-    /// `Denied`, or `NotPermitted` where ownership is needed.
+    /// `Denied`, or `NotPermitted` if it would have to be the owner.
     pub fn check(&self, attr: &Attr, need: Need) -> Result<(), Status> {
         if self.who.is_privileged() {
             return Ok(());
@@ -95,15 +95,15 @@ impl Judge<'_> {
         if granted { Ok(()) } else { Err(Status::Denied) }
     }
 
-    /// As `check`, of an inode by its number.
+    /// Like `check`, for the inode of this number.
     ///
     /// # Errors
-    /// As `check`; `Stale` if it is gone.
+    /// As `check`; `Stale` if the inode is gone.
     pub fn check_inode(&self, ino: InodeNo, need: Need) -> Result<(), Status> {
         if self.who.is_privileged() { Ok(()) } else { self.check(&self.meta.attr(ino)?, need) }
     }
 
-    /// A directory that names are looked for in.
+    /// The attributes of a directory in which the identity may look up names.
     ///
     /// # Errors
     /// `NotDirectory`, `Denied`, `Stale`.
@@ -116,10 +116,10 @@ impl Judge<'_> {
         Ok(attr)
     }
 
-    /// What a name means, if it means anything.
+    /// The inode of a name, if there is one.
     ///
     /// # Errors
-    /// What is wrong with the name or the metadata.
+    /// If the name is wrong, or the metadata is damaged.
     pub fn find(&self, parent: InodeNo, name: &[u8]) -> Result<Option<Attr>, Status> {
         match self.meta.lookup(parent, name) {
             Ok(attr) => Ok(Some(attr)),
@@ -128,10 +128,10 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether an entry may be removed from its directory, or replaced.
+    /// Checks that an entry may be removed from its directory, or replaced.
     ///
     /// # Errors
-    /// `Denied`; `NotPermitted` where the directory is sticky and neither is this identity's.
+    /// `Denied`; `NotPermitted` if the directory is sticky and the identity owns neither it nor the entry.
     pub fn check_removal(&self, directory: &Attr, entry: &Attr) -> Result<(), Status> {
         self.check(directory, Need::ChangeEntries)?;
         if directory.mode & STICKY == 0 || entry.uid == self.who.uid {
@@ -140,8 +140,8 @@ impl Judge<'_> {
         self.check(directory, Need::Own)
     }
 
-    /// Whether another name may be made for an inode. POSIX asks for nothing; Linux asks for what keeps a stranger from holding
-    /// on to a file (`fs.protected_hardlinks`), and so does this.
+    /// Checks that another name may be made for an inode. POSIX demands no right for that. Linux does (`fs.protected_hardlinks`), so that a stranger
+    /// cannot keep a file from being freed, and so does this.
     ///
     /// # Errors
     /// `NotPermitted`.
@@ -153,7 +153,7 @@ impl Judge<'_> {
         if is_harmless && is_theirs_to_use { Ok(()) } else { self.check(attr, Need::Own) }
     }
 
-    /// Whether a node may be made. What RENAME_WHITEOUT leaves behind anybody may make.
+    /// Checks that a node may be made. Anybody may make the whiteouts of RENAME_WHITEOUT.
     ///
     /// # Errors
     /// `NotPermitted` for a device.
@@ -162,8 +162,8 @@ impl Judge<'_> {
         if is_device && !self.who.is_privileged() { Err(Status::NotPermitted) } else { Ok(()) }
     }
 
-    /// The mode of a new inode that is no directory: who is not in the group that it inherits does not make a program that runs
-    /// with it.
+    /// The mode of a new inode that is not a directory. It loses the set-group-id bit if the identity is not in the inherited group, for it would
+    /// make a program that runs with that group.
     pub fn new_mode(&self, parent: &Attr, mode: u16) -> u16 {
         let runs_with_group = mode & (SET_GID | GROUP_EXECUTE) == SET_GID | GROUP_EXECUTE;
         let is_foreign = parent.mode & SET_GID != 0 && !self.is_in_or_privileged(parent.gid);
@@ -174,11 +174,11 @@ impl Judge<'_> {
         self.who.is_privileged() || self.who.is_in(gid)
     }
 
-    /// The change of attributes that is made when this one is asked for: what it must take besides, it takes.
-    /// `may_write`: whoever asks has the file open for writing, whatever its bits say by now.
+    /// The change of attributes to make when `set` is asked for: `set`, and the bits that it must take as well. `may_write`: the requester has the
+    /// file open for writing, whatever its mode is by now.
     ///
     /// # Errors
-    /// `Denied`, or `NotPermitted` where ownership or privilege is needed.
+    /// `Denied`, or `NotPermitted` if it would have to be the owner or privileged.
     pub fn changed(&self, attr: &Attr, set: &SetAttr, may_write: bool) -> Result<SetAttr, Status> {
         let mut set = *set;
         if self.who.is_privileged() {
@@ -201,23 +201,24 @@ impl Judge<'_> {
             if gives || set.size.is_some() && attr.kind == FileKind::File {
                 let mode = set.mode.unwrap_or(attr.mode);
                 let left = self.without_set_ids(attr, mode);
-                // Said also where nothing goes: metadata knows of one group only, and would take what a member by another one keeps.
+                // The mode is set even if it stays the same: metadata knows one group of the caller only, and would take a bit that a member by
+                // another group may keep.
                 let has_set_ids = attr.mode & (SET_UID | SET_GID) != 0;
                 set.mode = (has_set_ids || set.mode.is_some()).then_some(left);
             }
         }
         let group = set.gid.unwrap_or(attr.gid);
         if !self.who.is_in(group) {
-            // Who is not in a group gives nobody its rights.
+            // An identity outside of the group cannot set its set-group-id bit.
             set.mode = set.mode.map(|mode| mode & !SET_GID);
         }
         Ok(set)
     }
 
-    /// chmod(2) is the owner's. A client's kernel also asks for the change of mode that a write makes, as whoever writes.
+    /// Checks a change of mode. Only the owner may chmod(2), but a client's kernel also sends, as the writing user, the change that a write makes.
     fn check_mode(&self, attr: &Attr, set: &SetAttr, may_write: bool) -> Result<(), Status> {
         let is_by_write = |mode| {
-            // Who may write a directory makes names in it, which takes no bits from it.
+            // A write takes bits from files only. A directory loses none when a user makes names in it.
             attr.kind == FileKind::File && mode != attr.mode && mode == self.without_set_ids(attr, attr.mode)
         };
         match set.mode {
@@ -231,12 +232,12 @@ impl Judge<'_> {
         }
     }
 
-    /// Times of the server's clock, both, are anybody's who may write; all else is the owner's.
+    /// Checks a change of times. Setting both to the server's clock needs the right to write, all else ownership.
     fn check_times(&self, attr: &Attr, set: &SetAttr) -> Result<(), Status> {
         if set.ctime.is_some() {
             return Err(Status::NotPermitted);
         }
-        // A change of length sets the time of the contents by itself.
+        // A change of length already sets the modification time.
         let mtime = set.mtime.filter(|mtime| set.size.is_none() || *mtime != SetTime::Now);
         match (set.atime, mtime) {
             (None, None) => Ok(()),
@@ -247,7 +248,7 @@ impl Judge<'_> {
         }
     }
 
-    /// chattr(1) is the owner's, but for what binds the owner, too.
+    /// Checks a change of chattr marks: they need ownership, and marks that bind the owner as well need root.
     fn check_flags(&self, attr: &Attr, set: &SetAttr) -> Result<(), Status> {
         let Some(flags) = set.flags else { return Ok(()) };
         self.check(attr, Need::Own)?;
@@ -255,7 +256,7 @@ impl Judge<'_> {
         if (flags.0 ^ attr.flags.0) & binding == 0 { Ok(()) } else { Err(Status::NotPermitted) }
     }
 
-    /// What a change of contents, or of the owner, leaves of a mode.
+    /// The bits of a mode that are left after a change of contents or of the owner.
     fn without_set_ids(&self, attr: &Attr, mode: u16) -> u16 {
         let mode = mode & !SET_UID;
         let keeps = mode & GROUP_EXECUTE == 0 && self.who.is_in(attr.gid);

@@ -5,16 +5,16 @@ use cuttlefs_common::rdma::PeerIdentity;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// Whom a rule is for.
+/// The peers that a rule is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerPattern {
     /// Everybody.
     Anybody,
     /// This user of the server's own machine.
     User(u32),
-    /// Who has the cluster key of this name.
+    /// Peers with the cluster key of this name.
     Key(String),
-    /// Addresses whose first bits are those of this one.
+    /// Addresses with the same first bits as this address; the number of these bits.
     Addresses(IpAddr, u8),
 }
 
@@ -35,7 +35,7 @@ impl PeerPattern {
         }
     }
 
-    /// Whether it is for peers of other machines only, whose users no link tells.
+    /// Whether it is for peers of other machines only. Links do not know the users of these.
     pub fn is_remote(&self) -> bool {
         matches!(self, Self::Addresses(..) | Self::Key(_))
     }
@@ -92,23 +92,22 @@ impl std::fmt::Display for PeerPattern {
 /// A rule of the export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportRule {
-    /// For whom: any of these.
+    /// The peers that it is for: those that match any of these.
     pub peers: Vec<PeerPattern>,
-    /// Directory that is exported, as path components from the pool's root.
+    /// The exported directory, as path components from the pool's root.
     pub path: Vec<Vec<u8>>,
-    /// Nothing may be changed.
+    /// Whether nothing may be changed.
     pub read_only: bool,
-    /// As whom clients' root acts; `None`: as root.
+    /// The account under which clients' root acts; `None`: as root.
     pub root_squash: Option<Account>,
-    /// As whom everybody acts; `None`: as themselves.
+    /// The account under which all users act; `None`: as themselves.
     pub all_squash: Option<Account>,
-    /// Whether the peer may say for whom each request is. `None`: root, the server's own user and whoever comes from another
-    /// machine may.
+    /// Whether the peer's requests may name the user they are for. `None`: those of root, of the server's own user and of other machines may.
     pub speaks_for_others: Option<bool>,
 }
 
 impl Default for ExportRule {
-    /// All of the pool to everybody.
+    /// The whole pool, for everybody.
     fn default() -> Self {
         Self {
             peers: vec![PeerPattern::Anybody],
@@ -122,7 +121,7 @@ impl Default for ExportRule {
 }
 
 impl ExportRule {
-    /// Whether it is for a peer.
+    /// Whether it is for this peer.
     pub fn is_for(&self, peer: &PeerIdentity) -> bool {
         self.peers.iter().any(|pattern| pattern.is(peer))
     }

@@ -24,8 +24,8 @@
 //! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
 //! | Sync, StatFs, Status | nothing |
 //!
-//! Changes are judged under the metadata's writer, in one turn with the change: the judged state is the changed one. All other
-//! requests are judged when they come; from then on a filekey carries the rights it was given.
+//! Changes are judged under the metadata's writer, in one turn with the change, so that the judged state is the changed one. All other requests are
+//! judged when they come. From then on a filekey carries the rights that it was given.
 
 use super::permission::{Judge, Need};
 use crate::meta::Operation;
@@ -35,12 +35,12 @@ use cuttlefs_common::rpc::{NewNode, RenameMode, Request, Rights};
 use cuttlefs_common::status::Status;
 
 impl Judge<'_> {
-    /// Whether a file may be opened so.
+    /// Checks that a file may be opened with these rights.
     ///
     /// # Errors
     /// `Denied`.
     pub fn check_rights(&self, attr: &Attr, rights: Rights) -> Result<(), Status> {
-        // As open(2) has it with an access mode of 3. It gives no bytes, but a lock and where bytes are.
+        // As open(2) with an access mode of 3. Such an open gives no access to bytes, but to locks and to the places of bytes.
         let for_neither = !rights.read && !rights.write && attr.kind != FileKind::Directory;
         if rights.read || for_neither {
             self.check(attr, Need::Read)?;
@@ -51,10 +51,10 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Judges a request before anything is done for it. `has_open`: whether an inode is open for writing in its session.
+    /// Judges a request before it is run. `has_open`: whether the session has an inode open for writing.
     ///
     /// # Errors
-    /// Why it may not; what is wrong with an inode it names.
+    /// Why the request is refused, or what is wrong with an inode that it names.
     pub fn may_ask(&self, request: &Request<'_>, has_open: impl Fn(InodeNo) -> bool) -> Result<(), Status> {
         if !self.who.checked {
             return Ok(());
@@ -67,7 +67,7 @@ impl Judge<'_> {
                 let write = rights.write || *truncate;
                 self.check_rights(&self.meta.attr(*ino)?, Rights { read: rights.read, write })
             }
-            // What a truncation does to contents comes before its change of metadata.
+            // A truncation changes contents before metadata, so it is judged here.
             Request::SetAttr { ino, set: set @ SetAttr { size: Some(_), .. } } => {
                 let attr = self.meta.attr(*ino)?;
                 match attr.kind {
@@ -76,7 +76,7 @@ impl Judge<'_> {
                     _ => Err(Status::Invalid),
                 }
             }
-            // By the change of metadata each is: `may_change`.
+            // Judged by the change of metadata that each of them makes: `may_change`.
             Request::SetAttr { .. }
             | Request::Make { .. }
             | Request::Create { .. }
@@ -87,9 +87,9 @@ impl Judge<'_> {
             | Request::Rename { .. }
             | Request::SetXattr { .. }
             | Request::RemoveXattr { .. } => Ok(()),
-            // By the inode's number, which only who has looked it up knows.
+            // Judged by the inode's number, which only sessions know that have looked it up.
             Request::GetAttr { .. } | Request::ReadLink { .. } | Request::ListXattr { .. } => Ok(()),
-            // By the rights of their filekeys, in their handlers.
+            // Judged by the rights of their filekeys, in their handlers.
             Request::Layout { .. }
             | Request::Fetch { .. }
             | Request::Write { .. }
@@ -99,9 +99,9 @@ impl Judge<'_> {
             | Request::CopyRange { .. }
             | Request::SetLock { .. }
             | Request::TestLock { .. } => Ok(()),
-            // By each entry, in their handlers.
+            // Judged entry by entry, in their handlers.
             Request::Attach { .. } | Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Ok(()),
-            // About the session they come in.
+            // These concern their own session.
             Request::Heartbeat
             | Request::Detach
             | Request::Recovered { .. }
@@ -114,11 +114,10 @@ impl Judge<'_> {
         }
     }
 
-    /// Judges a change of metadata, under the metadata's writer. Gives what is to be done instead, if that is not quite the
-    /// same.
+    /// Judges a change of metadata, under the metadata's writer. Returns the operation to do instead, if it is not exactly this one.
     ///
     /// # Errors
-    /// Why it may not; what is wrong with an inode or a name it names.
+    /// Why the change is refused, or what is wrong with an inode or a name that it names.
     pub fn may_change<'o>(
         &self,
         operation: &Operation<'o>,
@@ -144,7 +143,7 @@ impl Judge<'_> {
             Operation::Create { parent, name, mode, exclusive } => {
                 let directory = self.directory(*parent)?;
                 if self.find(*parent, name)?.is_some() {
-                    // Whether it may be opened is judged when it is.
+                    // The file exists, so this is an open, which is judged later.
                     return Ok(None);
                 }
                 self.check(&directory, Need::ChangeEntries)?;
@@ -184,7 +183,7 @@ impl Judge<'_> {
             }
             Operation::SetXattr { ino, name, .. } => self.change_xattr(*ino, name, false).map(|()| None),
             Operation::RemoveXattr { ino, name } => self.change_xattr(*ino, name, true).map(|()| None),
-            // The server's own.
+            // Only the server itself does these.
             Operation::CommitData { .. }
             | Operation::DropPrivileges { .. }
             | Operation::ReapOrphan { .. }
@@ -206,7 +205,7 @@ impl Judge<'_> {
         match (&target, mode) {
             (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => return Err(Status::Exists),
             (None, RenameMode::Exchange) => return Err(Status::NotFound),
-            // Two names of one inode: nothing is done.
+            // Both names are of one inode, so the rename does nothing.
             (Some(target), _) if target.ino == source.ino => return Ok(()),
             _ => {}
         }
@@ -215,7 +214,7 @@ impl Judge<'_> {
             Some(target) => self.check_removal(&to, target)?,
             None => self.check(&to, Need::ChangeEntries)?,
         }
-        // Its `..` is written.
+        // A directory that gets another parent has its `..` changed.
         let moved = |entry: &Attr| {
             let moves = parent != new_parent && entry.kind == FileKind::Directory;
             if moves { self.check(entry, Need::Write) } else { Ok(()) }

@@ -1,11 +1,11 @@
 //! Open tickets: a client's proof to a later life of the server that it had a file open.
 //!
-//! A handle keeps the rights it was opened with, also when the file's mode changes (POSIX). A new server knows no handles. To
-//! reclaim one by the mode of today would take a rightful handle away from its program, and let in any client that claims to
-//! have had one. So an open gives the client a ticket: a MAC under the pool's secret over the client, the inode and the rights.
-//! With it the client reclaims exactly these rights; the server has nothing to remember.
+//! An open file keeps the rights that it was opened with, also when its mode changes (POSIX). A new server knows no open files. If it let clients
+//! reclaim them by today's mode, it would take rightful ones away from their programs, and admit clients that only claim to have had one. So each
+//! open gives the client a ticket: a MAC under the pool's secret over the client, the inode and the rights. With the ticket the client reclaims
+//! exactly these rights, and the server has to remember nothing.
 //!
-//! A ticket does not expire: neither does a handle that is not closed.
+//! A ticket does not expire, as an open file does not.
 
 use crate::meta::HashKey;
 use cuttlefs_common::ids::{ClientId, InodeNo};
@@ -18,12 +18,12 @@ pub struct Tickets {
 }
 
 impl Tickets {
-    /// Of a pool.
+    /// Makes and checks tickets with the secret of a pool.
     pub fn new(key: HashKey) -> Self {
         Self { key }
     }
 
-    /// For a client that has opened a file.
+    /// The ticket of a client that has opened a file.
     pub fn issue(&self, client: ClientId, ino: InodeNo, rights: Rights) -> OpenTicket {
         let mut input = [0; 32];
         input[..7].copy_from_slice(b"ticket\0");
@@ -33,9 +33,9 @@ impl Tickets {
         OpenTicket(SipHasher24::new_with_key(&self.key.0).hash(&input))
     }
 
-    /// Whether the client has opened the file so.
+    /// Whether this is the client's ticket for an open of the file with these rights.
     pub fn is_good(&self, ticket: OpenTicket, client: ClientId, ino: InodeNo, rights: Rights) -> bool {
-        // Both are wide words: comparing them takes the same time wherever they differ.
+        // A single comparison of wide words takes the same time wherever they differ.
         self.issue(client, ino, rights).0 ^ ticket.0 == 0
     }
 }

@@ -7,17 +7,17 @@ use cuttlefs_common::status::Status;
 
 const STICKY: u16 = 0o1000;
 
-/// Who an attribute belongs to.
+/// The kind of an attribute, which decides who may read and change it.
 enum Namespace {
-    /// Whoever may read and write the inode.
+    /// Read and written by whoever may read and write the inode.
     User,
-    /// Root, also its name.
+    /// For root only, also the name.
     Trusted,
-    /// Anybody to read, root to change.
+    /// Read by everybody, changed by root.
     Security,
-    /// Access control lists: anybody to read, the owner to change.
+    /// Access control lists: read by everybody, changed by the owner.
     AccessLists,
-    /// There is none of that name.
+    /// Another prefix: there are no such attributes.
     Unknown,
 }
 
@@ -33,7 +33,7 @@ fn namespace(name: &[u8]) -> Namespace {
 
 impl Judge<'_> {
     /// # Errors
-    /// `NoAttribute` where not even its being there may be known, `Denied`, `Unsupported`, `Stale`.
+    /// `NoAttribute` if the identity may not even know whether it exists; `Denied`, `Unsupported`, `Stale`.
     pub(super) fn read_xattr(&self, ino: InodeNo, name: &[u8]) -> Result<(), Status> {
         if !self.who.checked {
             return Ok(());
@@ -53,7 +53,7 @@ impl Judge<'_> {
         }
     }
 
-    /// `removes`: it is not given another value.
+    /// `removes`: the attribute is removed, not set.
     ///
     /// # Errors
     /// `NotPermitted`, `Denied`, `Unsupported`, `Stale`.
@@ -64,7 +64,7 @@ impl Judge<'_> {
         let attr = self.meta.attr(ino)?;
         match namespace(name) {
             Namespace::Security | Namespace::Trusted if self.who.is_privileged() => Ok(()),
-            // A write takes it, and a client's kernel has it taken.
+            // A write removes it, and a client's kernel asks for that.
             Namespace::Security if removes && name == CAPABILITY_XATTR => self.check(&attr, Need::Write),
             Namespace::Security | Namespace::Trusted => Err(Status::NotPermitted),
             Namespace::AccessLists => self.check(&attr, Need::Own),
@@ -81,7 +81,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether a listing tells of an attribute.
+    /// Whether a listing has this attribute.
     pub fn may_know_xattr(&self, name: &[u8]) -> bool {
         self.who.is_privileged() || !matches!(namespace(name), Namespace::Trusted)
     }

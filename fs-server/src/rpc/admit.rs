@@ -1,5 +1,5 @@
-//! The checks of a request before anything is done: sizes and names within POSIX's limits, and the rights of the
-//! export, whatever the client's kernel has checked.
+//! The checks of a request before it is run: sizes and names are within POSIX's limits, and the export allows it, whatever the client's kernel has
+//! checked.
 
 use cuttlefs_common::ids::{MAX_FILE_SIZE, SYMLINK_MAX};
 use cuttlefs_common::locks::{LockRange, LockSpace};
@@ -10,10 +10,10 @@ use cuttlefs_common::rpc::{
 };
 use cuttlefs_common::status::Status;
 
-/// Files one request may close: what fits a message anyway, said explicitly.
+/// Files that one request may close. More do not fit into a message anyway.
 const CLOSES_MAX: usize = 8192;
 
-/// Whether the request changes the file system. `Open` counts only if it truncates.
+/// Whether the request changes the file system. An `Open` does only if it truncates.
 pub(crate) fn is_mutation(request: &Request<'_>) -> bool {
     match request {
         Request::SetAttr { .. }
@@ -35,9 +35,9 @@ pub(crate) fn is_mutation(request: &Request<'_>) -> bool {
     }
 }
 
-/// Whether a second run of the same request could answer otherwise, so that its answer must be kept.
+/// Whether a second run of the same request could have another answer, so that the first answer must be kept.
 pub(crate) fn must_run_once(request: &Request<'_>) -> bool {
-    // Opening twice would leave a filekey nobody knows. What is restored twice is found to be there.
+    // A second open would make a filekey that nobody knows. A second restore finds the change in place.
     is_mutation(request) && !matches!(request, Request::Restore { .. })
         || matches!(
             request,
@@ -51,10 +51,10 @@ pub(crate) fn must_run_once(request: &Request<'_>) -> bool {
         )
 }
 
-/// What chown(2) takes for "leave it": no user and no group.
+/// The id that chown(2) takes to mean no change: no user or group has it.
 const NOBODY: u32 = u32::MAX;
 
-/// Checks whom a request says it is for.
+/// Checks the user and group that a request names.
 ///
 /// # Errors
 /// `Invalid`.
@@ -65,10 +65,10 @@ pub(crate) fn check_caller(header: &RequestHeader) -> Result<(), Status> {
 /// Checks names, sizes, owners and offsets.
 ///
 /// # Errors
-/// The status POSIX gives for the first thing that is wrong.
+/// The status that POSIX gives for the first fault.
 pub(crate) fn check(request: &Request<'_>) -> Result<(), Status> {
     match request {
-        // Where a directory is; `.` is no question.
+        // `..` asks for a directory's parent, and `.` is no name to look up.
         Request::Lookup { name: b"..", .. } => {}
         Request::Lookup { name, .. }
         | Request::Make { name, .. }
@@ -106,7 +106,7 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), Status> {
             }
             check_range(*offset, *len)?;
         }
-        // No file's counter gets there; here it stands for what clients asked this server for (`files::newer`).
+        // No change counter reaches this number, and the server uses it for changes that clients made at this server (`files::newer`).
         Request::Restore { change: u64::MAX, .. } => return Err(Status::Invalid),
         Request::Restore { what, .. } => match *what {
             Restored::Bytes { offset, bytes } => match payload_len(&bytes)? {
@@ -168,7 +168,7 @@ fn check_lock(space: LockSpace, range: LockRange) -> Result<(), Status> {
     if range.is_valid() && whole { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// How many bytes a request brings.
+/// The length of a request's payload in bytes.
 fn payload_len(payload: &Payload<'_>) -> Result<u64, Status> {
     match payload {
         Payload::Inline(bytes) if bytes.len() > MAX_INLINE_BYTES => Err(Status::Invalid),
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(check(&punch), Err(Status::Invalid));
     }
 
-    /// A peer that said the last number there is stopped a server that checks its sums.
+    /// Once, a peer that restored a change with the largest number stopped a server with overflow checks.
     #[test]
     fn no_change_is_restored_as_the_last_there_can_be() {
         let restore = |change| {

@@ -1,8 +1,8 @@
-//! Bounce memory of one worker: registered once with each RNIC, lent to requests that move file bytes between a client's memory
-//! and the tiers (TeRM section 4.1.2).
+//! Bounce memory of one worker: registered once with each RNIC, and lent to requests that move file bytes between a client's memory and the tiers
+//! (TeRM section 4.1.2).
 //!
-//! Bounded: when every buffer is lent, requests wait for one; this wait slows a client that writes faster than the SSD. A peer
-//! has half of the buffers at most: one that does not answer its transfers does not keep other peers from theirs.
+//! It is bounded: when every buffer is lent, requests wait for one, which slows a client that writes faster than the SSD. A peer has at most half of
+//! the buffers, so that a peer that does not answer its transfers does not keep others from them.
 
 use super::turns::{Claim, Turn, TurnFigures, Turns};
 use crate::rnics::{RnicIndex, Rnics};
@@ -14,12 +14,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Bytes of a buffer: the largest transfer.
+/// Bytes of a buffer: as many as the largest transfer.
 const BUFFER: usize = MAX_TRANSFER_BYTES as usize;
 const _: () = assert!(BUFFER.is_multiple_of(PAGE_SIZE));
-/// Buffers of a worker: as many large requests as FUSE keeps in flight by default (`max_background` 12 to 64)
-/// would need more than a disk can use; eight keep an SSD and a memory bus busy. Twice that, for one peer has half. Memory
-/// that was never lent is not there.
+/// Buffers of a worker. FUSE keeps 12 to 64 large requests in flight by default (`max_background`), which is more than a disk can use; eight keep an
+/// SSD and a memory bus busy. There are twice as many, because one peer has at most half. A buffer that was never lent takes no memory.
 pub(crate) const BUFFERS_PER_WORKER: usize = 16;
 /// Buffers of a worker that one peer has at most.
 pub const BUFFERS_OF_PEER: usize = BUFFERS_PER_WORKER / 2;
@@ -27,14 +26,14 @@ pub const BUFFERS_OF_PEER: usize = BUFFERS_PER_WORKER / 2;
 /// The buffers of one worker.
 pub(crate) struct BouncePool {
     memory: Arc<SharedMemory>,
-    /// The memory, as each RNIC knows it.
+    /// The memory as each RNIC has registered it.
     regions: Rc<[Arc<dyn MemoryRegion>]>,
     turns: Turns,
     free: Rc<RefCell<Vec<usize>>>,
 }
 
 impl BouncePool {
-    /// Allocates, and registers with each RNIC.
+    /// Allocates the buffers, and registers them with each RNIC.
     ///
     /// # Errors
     /// `RdmaError` if there is no memory.
@@ -52,7 +51,7 @@ impl BouncePool {
         })
     }
 
-    /// Lends a buffer; waits while all are lent, or all that this peer may have.
+    /// Lends a buffer; waits while all are lent, or the peer has its part.
     pub(crate) async fn lend(&self, claim: &Claim) -> Bounce {
         let turn = self.turns.take(claim).await;
         let index = self.free.borrow_mut().pop().expect("a turn means a buffer");
@@ -64,7 +63,7 @@ impl BouncePool {
     }
 }
 
-/// A buffer's place in the pool; free again when dropped.
+/// A buffer's index in the pool, which is free again when this is dropped.
 struct Place {
     index: usize,
     free: Rc<RefCell<Vec<usize>>>,
@@ -76,22 +75,22 @@ impl Drop for Place {
     }
 }
 
-/// A lent buffer; it goes back when dropped.
+/// A lent buffer; given back when dropped.
 pub(crate) struct Bounce {
     memory: Arc<SharedMemory>,
     regions: Rc<[Arc<dyn MemoryRegion>]>,
     place: Place,
-    /// Behind the place: whoever has the turn next finds the buffer free.
+    /// Dropped after `place`, so that the next in turn finds a free buffer.
     _turn: Turn,
 }
 
 impl Bounce {
-    /// The memory it lies in.
+    /// The memory of all buffers.
     pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
 
-    /// Where in that memory it starts.
+    /// Where the buffer begins in that memory.
     pub(crate) fn offset(&self) -> usize {
         self.place.index * BUFFER
     }

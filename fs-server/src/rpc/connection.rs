@@ -4,15 +4,15 @@
 //! connection memory:  [ 2 receives of 64 KiB | 4 replies of 64 KiB ]     (touched pages only are real)
 //! ```
 //!
-//! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES` requests running on one
-//! connection. Where the worker has shared receives (`shared_receives`) the connection has none of its own, and a client that sends more is
-//! cut off. Any worker may answer on any connection: a retransmitted request is answered on the connection where it came in last.
+//! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES` requests running on one connection. If
+//! the worker has shared receives (`shared_receives`), the connection has none of its own, and a client that sends more is cut off. Any worker may
+//! answer on any connection: a retransmitted request is answered on the connection where it came in last.
 //!
-//! # Its life
-//! Owned by its worker (`worker.rs`) and by its running requests. Every work request that is posted is counted until its completion was polled,
-//! for a queue pair that goes into `Error` completes all of them. So a connection *is over* when its queue pair is in `Error` and nothing is
-//! posted: then its worker lets go of it, whatever ended it. The last running request drops it (a request that only waits ends with it:
-//! `ended`), and with it go its entry among the connections, its session's count, its registered memory and its place in the peer's share.
+//! # Lifetime
+//! A connection is owned by its worker (`worker.rs`) and by its running requests. Every posted work request is counted until its completion was
+//! polled: a queue pair that goes into `Error` completes all of them. A connection *is over* when its queue pair is in `Error` and nothing is posted.
+//! Then its worker drops it, whatever ended it, and the last running request does, too (a request that only waits ends with it: `ended`). With the
+//! connection go its entry among the connections, its session's count, its registered memory and its place in the peer's share.
 //!
 //! # Patience
 //! No wait for a peer is endless. The worker's sweep counts seconds, and the connection ends when
@@ -36,16 +36,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
-/// Receives posted, and so requests running, for one connection.
+/// Receives of one connection, and so the requests of it that run at once.
 pub(crate) const RECEIVES: usize = 2;
 /// Replies being sent: more than receives, because a send may complete after the client's next request.
 const REPLIES: usize = 4;
-/// Sweeps, which come once a second, that a reply may wait for the peer to take it: as long as a client waits for one.
+/// Sweeps (one a second) for which a reply may wait until the peer takes it: as long as a client waits for a reply.
 pub(crate) const REPLY_PATIENCE: u32 = 30;
-/// Sweeps that a connection may be there without a session or a message.
+/// Sweeps for which a connection may exist without a session or a message.
 pub(crate) const ATTACH_PATIENCE: u32 = 10;
 
-/// What a work request id means.
+/// The meaning of a work request's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkId {
     /// Receive buffer of this index.
@@ -58,17 +58,17 @@ pub(crate) enum WorkId {
     Shared(usize),
 }
 
-/// Where a connection's requests come in.
+/// The receives into which a connection's requests come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceivesOf {
     /// Buffers of its own.
     Connection,
-    /// Its worker's.
+    /// The shared receives of its worker.
     Worker,
 }
 
 impl ReceivesOf {
-    /// How many the connection has of its own.
+    /// The number of the connection's own receives.
     const fn own(self) -> usize {
         match self {
             Self::Connection => RECEIVES,
@@ -77,23 +77,23 @@ impl ReceivesOf {
     }
 }
 
-/// A request as it came.
+/// A request that arrived.
 pub(crate) enum Arrived {
-    /// In a receive of the connection's, where it stays until it is looked at.
+    /// In a receive of the connection, where it stays until it is read.
     InPlace {
-        /// Which.
+        /// The receive's index.
         index: usize,
-        /// Bytes.
+        /// The message's length in bytes.
         len: u32,
     },
-    /// In a shared one, which is another's by now.
+    /// In a shared receive, which has been copied and posted again.
     Copied(Vec<u8>),
 }
 
 impl WorkId {
     const KIND_SHIFT: u32 = 56;
 
-    /// As the verbs API carries it.
+    /// The id as the verbs API carries it.
     pub(crate) fn encode(self) -> WrId {
         let (kind, value) = match self {
             WorkId::Receive(index) => (0u64, index),
@@ -104,7 +104,7 @@ impl WorkId {
         WrId(kind << Self::KIND_SHIFT | value as u64)
     }
 
-    /// Back from a completion. Only ids this server posted come back, so anything else is a broken provider.
+    /// The meaning of a completion's id. Only ids that this server posted come back; any other id means a broken provider, and panics.
     pub(crate) fn decode(id: WrId) -> Self {
         let value = (id.0 & ((1 << Self::KIND_SHIFT) - 1)) as usize;
         match id.0 >> Self::KIND_SHIFT {
@@ -119,9 +119,9 @@ impl WorkId {
 
 /// A reply buffer that is not free.
 struct InFlight {
-    /// Gives the buffer back.
+    /// Gives the buffer back when dropped.
     _permit: SemaphoreGuardArc,
-    /// Its send is posted; sweeps since then.
+    /// Whether the send was posted, and the sweeps since then.
     posted: bool,
     sweeps: u32,
 }
@@ -130,26 +130,25 @@ struct InFlight {
 pub struct Connection {
     rnic: RnicIndex,
     qp: Arc<dyn QueuePair>,
-    /// Posted work requests whose completions were not polled yet. Moved by whoever posts, before, and by its worker; the
-    /// worker looks at it after each of its own changes and at each sweep. Acquire and release: who finds none sees all that
-    /// was done with them.
+    /// Posted work requests whose completions were not polled yet. Increased by the poster before it posts, decreased by the worker, which also reads
+    /// it after each of its own changes and at each sweep. Acquire and release: a reader of 0 sees all effects of these requests.
     posted: AtomicUsize,
     /// Sweeps since the last message. Relaxed: a second more or less does not matter.
     quiet: AtomicU32,
     region: Arc<dyn MemoryRegion>,
     receives: ReceivesOf,
-    /// Requests that came by shared receives and are not answered. Moved by its worker; relaxed.
+    /// Requests that came by shared receives and are not answered yet. Only its worker changes it; relaxed.
     running: AtomicUsize,
     session: OnceLock<(Arc<Session>, Grant)>,
     replies: Arc<Semaphore>,
-    /// Its client's counters are pulled over it.
+    /// Whether its client's counters are pulled over this connection.
     is_sampled: AtomicBool,
-    /// Which reply buffers are in flight.
+    /// The reply buffers that are in flight.
     in_flight: Mutex<[Option<InFlight>; REPLIES]>,
     entry: Entry,
-    /// It has ended.
+    /// Notified when the connection has ended.
     end: Event,
-    /// Last: when the place is free, all else is.
+    /// Dropped last: when this place is free, all else of the connection is freed.
     place: Taken,
 }
 
@@ -183,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// Whether its requests come by receives that other connections share.
+    /// Whether its requests come in by its worker's shared receives.
     pub(crate) fn shares_receives(&self) -> bool {
         matches!(self.receives, ReceivesOf::Worker)
     }
@@ -219,12 +218,12 @@ impl Connection {
         self.entry.number()
     }
 
-    /// Whoever is at the other end.
+    /// The peer at the other end.
     pub fn peer(&self) -> &Arc<Peer> {
         self.place.peer()
     }
 
-    /// The RNIC that it came by: keys and completion queues are that one's.
+    /// The RNIC by which it came: its keys and completion queues are that RNIC's.
     pub fn rnic(&self) -> RnicIndex {
         self.rnic
     }
@@ -234,17 +233,17 @@ impl Connection {
         &self.qp
     }
 
-    /// Ends it: what is posted is flushed, and its worker lets go of it.
+    /// Ends it: the posted work requests are flushed, and its worker drops it.
     pub fn close(&self) {
         self.qp.close();
     }
 
-    /// Whether its queue pair is broken.
+    /// Whether its queue pair is in `Error`.
     pub fn has_ended(&self) -> bool {
         self.qp.state() == QpState::Error
     }
 
-    /// Whether its queue pair is broken and has completed all that was posted. Whoever waits for its end is told.
+    /// Whether its queue pair is in `Error` and all work requests have completed. Also wakes the tasks that wait for its end.
     pub fn is_over(&self) -> bool {
         if !self.has_ended() {
             return false;
@@ -253,7 +252,7 @@ impl Connection {
         self.posted.load(Ordering::Acquire) == 0
     }
 
-    /// Resolves when its queue pair is broken: with the completion of what is posted, or with the next sweep if nothing is.
+    /// Resolves when its queue pair is in `Error`: at the next completion of a work request, or at the next sweep if nothing is posted.
     pub async fn ended(&self) {
         let told = self.end.listen();
         if !self.has_ended() {
@@ -261,14 +260,14 @@ impl Connection {
         }
     }
 
-    /// Posts a signalled send work request. `false` if the connection is broken: it ends, and nothing was posted.
+    /// Posts a signalled send work request. `false` if the queue pair is broken: nothing was posted, and the connection ends.
     pub fn post_send(&self, request: SendWr) -> bool {
         assert!(request.signaled, "its completion is waited for");
         self.post(|qp| qp.post_send(&[request]).is_ok())
     }
 
     fn post(&self, post: impl FnOnce(&dyn QueuePair) -> bool) -> bool {
-        // Before it is posted: its completion may come first.
+        // Counted before it is posted, because its completion may come before this function returns.
         self.posted.fetch_add(1, Ordering::AcqRel);
         let posted = post(&*self.qp);
         if !posted {
@@ -278,13 +277,13 @@ impl Connection {
         posted
     }
 
-    /// The completion of something posted was polled.
+    /// Notes that the completion of a posted work request was polled.
     pub fn completed(&self) {
         let before = self.posted.fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "a completion of nothing that was posted");
     }
 
-    /// A second has passed: ends the connection if its peer has been waited for long enough. Why, if so.
+    /// Called each second: ends the connection if its peer has kept it waiting for too long, and returns the reason then.
     pub fn sweep(&self) -> Option<&'static str> {
         let quiet = self.quiet.fetch_add(1, Ordering::Relaxed);
         let is_idle = self.session().is_none_or(|session| session.is_ended());
@@ -304,22 +303,22 @@ impl Connection {
         Some(reason)
     }
 
-    /// Counters are going to be pulled over this connection; `false` if they are already.
+    /// Notes that counters are pulled over this connection from now on; `false` if they already are.
     pub fn begin_sampling(&self) -> bool {
         !self.is_sampled.swap(true, Ordering::Relaxed)
     }
 
-    /// The session it is attached to.
+    /// The session to which it is attached.
     pub fn session(&self) -> Option<&Arc<Session>> {
         self.session.get().map(|(session, _)| session)
     }
 
-    /// What its requests may do, once it is attached.
+    /// The rights of its requests, once it is attached.
     pub fn grant(&self) -> Option<&Grant> {
         self.session.get().map(|(_, grant)| grant)
     }
 
-    /// Attaches it, once. `false` if it was attached to another session before.
+    /// Attaches it to a session, once. `false` if it is attached to another session.
     pub fn attach(&self, session: &Arc<Session>, grant: Grant) -> bool {
         let (attached, _) = self.session.get_or_init(|| {
             session.note_connection(true);
@@ -332,12 +331,12 @@ impl Connection {
         true
     }
 
-    /// A request came by a shared receive; `false`: it is one too many.
+    /// Notes a request that came by a shared receive. `false`: the client has sent one too many.
     pub(crate) fn begin(&self) -> bool {
         self.running.fetch_add(1, Ordering::Relaxed) < RECEIVES
     }
 
-    /// A request's bytes, and in which receive of the connection's it lies. A receive is as long as the longest message, so none is longer.
+    /// A request's bytes, and the index of the connection's receive in which it came, if it is one. A receive has room for the longest message.
     pub(crate) fn message(&self, arrived: Arrived) -> (Vec<u8>, Option<usize>) {
         self.quiet.store(0, Ordering::Relaxed);
         match arrived {
@@ -350,7 +349,7 @@ impl Connection {
         }
     }
 
-    /// A request was answered: another may come, in its receive where that is the connection's.
+    /// Notes that a request was answered: another one may come. Posts its receive again, if that is the connection's.
     pub(crate) fn answered(&self, receive: Option<usize>) {
         let Some(index) = receive else {
             self.running.fetch_sub(1, Ordering::Relaxed);
@@ -382,32 +381,32 @@ impl Connection {
         ReplyBuffer { connection: self.clone(), index, posted: false }
     }
 
-    /// A reply's send completed: its buffer is free.
+    /// Notes that a reply's send has completed: its buffer is free.
     pub fn sent(&self, index: usize) {
         self.in_flight.lock()[index] = None;
     }
 }
 
-/// A reply buffer that is being filled; free again when it is dropped, or when its send has completed.
+/// A reply buffer that is being filled. It is free again when this is dropped without a send, or when its send has completed.
 pub struct ReplyBuffer {
     connection: Arc<Connection>,
     index: usize,
-    /// The send's completion frees it.
+    /// Whether the send was posted, whose completion frees the buffer.
     posted: bool,
 }
 
 impl ReplyBuffer {
-    /// The memory it lies in.
+    /// The memory in which it lies.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         self.connection.region.memory()
     }
 
-    /// Where in that memory it starts. It has room for the longest message.
+    /// Where in that memory it begins. It has room for the longest message.
     pub fn offset(&self) -> usize {
         MESSAGE * (self.connection.receives.own() + self.index)
     }
 
-    /// Sends `[start, start + len)` of it. A broken connection swallows it.
+    /// Sends `[start, start + len)` of the buffer. A broken connection drops it.
     pub fn post(mut self, start: usize, len: usize) {
         assert!(start + len <= MESSAGE, "a reply longer than its buffer");
         let send = SendWr {
@@ -419,7 +418,7 @@ impl ReplyBuffer {
         if let Some(reply) = &mut self.connection.in_flight.lock()[self.index] {
             reply.posted = true;
         }
-        // Before it is posted: its completion may come first.
+        // Set before it is posted: the completion may come before this function returns.
         self.posted = true;
         self.posted = self.connection.post_send(send);
     }

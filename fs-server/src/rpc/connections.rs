@@ -1,7 +1,6 @@
 //! All connections of a server, so that a reply finds the newest connection of its slot, on any worker.
 //!
-//! An entry lasts as long as its connection: the connection owns it and drops it last of all. The peer's share bounds
-//! their number (`shares`).
+//! An entry exists as long as its connection, which owns it and drops it last of all. The peer's share bounds the number of entries (`shares`).
 
 use super::connection::Connection;
 use parking_lot::Mutex;
@@ -19,39 +18,39 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// A number for a new connection, never used before.
+    /// The entry of a new connection, with a number that was never used before.
     pub fn entry(&self) -> Entry {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         Entry { number, by_number: self.by_number.clone() }
     }
 
-    /// A connection was accepted.
+    /// Adds a connection that was accepted.
     pub fn add(&self, connection: &Arc<Connection>) {
         self.by_number.lock().insert(connection.number(), Arc::downgrade(connection));
     }
 
-    /// The connection of this number, if it still stands.
+    /// The connection of this number, if it still exists.
     pub fn get(&self, number: u64) -> Option<Arc<Connection>> {
         self.by_number.lock().get(&number).and_then(Weak::upgrade)
     }
 
-    /// How many there are.
+    /// The number of connections.
     pub fn len(&self) -> usize {
         self.by_number.lock().len()
     }
 
-    /// Whether nobody is connected.
+    /// Whether there are no connections.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Those that stand.
+    /// All connections.
     pub fn all(&self) -> Vec<Arc<Connection>> {
         self.by_number.lock().values().filter_map(Weak::upgrade).collect()
     }
 }
 
-/// A connection's number, which is known as long as this is there.
+/// A connection's number. The connection can be found by it until this is dropped.
 pub struct Entry {
     number: u64,
     by_number: ByNumber,

@@ -1,4 +1,4 @@
-//! From a received message to a sent reply: decode, admit, call, reply. One task for each request.
+//! The path from a received message to a sent reply: decode, admit, call, reply. One task for each request.
 //!
 //! # Failure
 //! A message that does not parse ends its connection with a logged reason; other connections go on. A request that
@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Serves a message of a connection's.
+/// Serves a message that came in on a connection.
 pub(crate) async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, arrived: Arrived) {
     let (message, receive) = connection.message(arrived);
     match parse(&message) {
@@ -29,7 +29,7 @@ pub(crate) async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection
             if let Some(veil) = veil_of(&connection) {
                 veil.reveal_request(&mut request);
             }
-            // Going down: the client asks the next life of the server.
+            // `false` if the server is going down: then the client asks the next server.
             if context.server.drain.begin() {
                 context.server.counters.count_rpc(&request);
                 panic_ends::plant("request");
@@ -66,7 +66,7 @@ async fn answer(
     request: Request<'_>,
 ) {
     let result = match &request {
-        // These two need no session, and an attach is idempotent by itself.
+        // An attach and a status request need no session, and an attach is idempotent by itself.
         Request::Attach { secret, label, subtree } => {
             handlers::attach(context, connection, header, secret, label, subtree)
         }
@@ -95,14 +95,15 @@ async fn answer(
             }
             let unanswered = effect.unanswered.get();
             let reply = reply_to(connection, header, result);
-            // What is not answered runs again when it is sent again.
+            // A request that is not answered runs again when it is sent again, so no answer is kept.
             let kept = (once && !unanswered).then(|| Arc::from(reply.to_vec()));
             let answer_to = match session.slot(header.slot) {
                 Ok(slot) => slot.lock().finish(kept),
                 Err(_) => connection.number(),
             };
             if unanswered {
-                // Whoever sent it again meanwhile was told that it runs; without its connection it sends once more.
+                // The client may have sent it again on that connection and been told that it runs. The end of the connection makes the client send it
+                // once more.
                 if let Some(other) = context.server.admission.connections.get(answer_to) {
                     other.close();
                 }
@@ -117,7 +118,7 @@ async fn answer(
     reply_to(connection, header, result).send(connection).await;
 }
 
-/// Where answers are durable: waits until what a request has changed is. The one place where they wait.
+/// Waits until the changes of a request are durable, if answers are. No other code waits for that.
 async fn make_durable(context: &Rc<WorkerContext>, claim: &Claim, changed: &Changed) -> Result<(), Status> {
     let server = &context.server;
     if !server.about.durable_answers {
@@ -127,12 +128,12 @@ async fn make_durable(context: &Rc<WorkerContext>, claim: &Claim, changed: &Chan
     changed.make_durable(&server.files, context.disk.as_ref()).await
 }
 
-/// What hides inode numbers from a connection's client.
+/// The permutation of inode numbers for a connection's client, if it has one.
 fn veil_of(connection: &Connection) -> Option<&Veil> {
     connection.grant()?.veil.as_deref()
 }
 
-/// The message a handler's result makes, with the inode numbers clients know.
+/// The message for a handler's result, with the inode numbers that the client knows.
 pub(super) fn reply_to(
     connection: &Connection,
     header: &RequestHeader,
@@ -140,7 +141,7 @@ pub(super) fn reply_to(
 ) -> Message {
     let result = match (veil_of(connection), result) {
         (Some(veil), Ok(Body::Encoded(encoded))) => veil.hide_reply(&encoded[HEADER_LEN..]),
-        // A fetch's reply names no inode.
+        // The reply of a fetch has no inode number.
         (_, result) => result,
     };
     Message::new(header, result)

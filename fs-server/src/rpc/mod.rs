@@ -1,6 +1,6 @@
 //! RPC: decode, admit, call, reply. One task for each request, on its connection's worker.
 
-/// What requests must satisfy before anything is done.
+/// Checks of requests before they are run.
 pub(crate) mod admit;
 /// Registered memory for file bytes under way.
 pub(crate) mod bounce;
@@ -8,19 +8,21 @@ pub(crate) mod bounce;
 pub(crate) mod connection;
 /// All connections.
 pub(crate) mod connections;
-/// From message to reply.
+/// The path from a message to its reply.
 pub(crate) mod dispatch;
+/// Completions that find no connection.
+mod early;
 /// What each request does.
 pub(crate) mod handlers;
 /// Replies before they are sent.
 pub(crate) mod reply;
-/// Pulling what clients counted.
+/// Pulling the counts of clients' accesses.
 pub(crate) mod sampling;
 /// Receives that a worker's connections share.
 pub(crate) mod shared_receives;
-/// One-sided transfers the server posts.
+/// One-sided transfers that the server posts.
 pub(crate) mod transfer;
-/// Whose request runs next.
+/// The choice of the next request.
 pub(crate) mod turns;
 /// One worker's state.
 pub(crate) mod worker;

@@ -1,7 +1,7 @@
 //! Replies before they are sent.
 //!
-//! Owns the composition of a reply's bytes, with as few copies as possible. Most replies are encoded behind room for
-//! their header. A short fetch's file bytes go from their frame straight into the reply buffer:
+//! Composes a reply's bytes with as few copies as possible. Most replies are encoded behind room for their header. The file bytes of a short fetch
+//! are copied from their frame straight into the reply buffer:
 //!
 //! ```text
 //! reply buffer:  [ ... | header 48 | head of `Fetched` | file bytes ... ]
@@ -30,13 +30,13 @@ const _: () = assert!(FETCHED_AT + MAX_INLINE_BYTES <= MAX_MESSAGE_BYTES as usiz
 
 /// A reply without its header.
 pub enum Body {
-    /// Encoded, behind `HEADER_LEN` bytes of room.
+    /// Encoded behind `HEADER_LEN` bytes of room.
     Encoded(Vec<u8>),
-    /// A short fetch's, whose file bytes lie where they are sent from.
+    /// A short fetch, whose file bytes are in the reply buffer.
     Fetched(FetchedBody),
 }
 
-/// Encodes a reply body; replies are made to fit one message, so failing is an internal error.
+/// Encodes a reply's body. Replies are made so that they fit one message; one that does not is an internal error (`Io`).
 pub(crate) fn body(reply: &Reply<'_>) -> Result<Body, Status> {
     let encoded = reply.encode_behind(vec![0; HEADER_LEN]).map_err(|error| {
         tracing::error!(%error, "a reply does not fit one message");
@@ -45,11 +45,11 @@ pub(crate) fn body(reply: &Reply<'_>) -> Result<Body, Status> {
     Ok(Body::Encoded(encoded))
 }
 
-/// Where a short fetch puts its bytes.
+/// A reply buffer into which a short fetch reads its bytes.
 pub struct FetchedBody {
     buffer: ReplyBuffer,
     head: FetchedHead,
-    /// File bytes behind the head.
+    /// The length of the file bytes behind the head.
     len: usize,
 }
 
@@ -61,18 +61,18 @@ impl FetchedBody {
         Some(Self { buffer, head: FetchedHead::new(0, 0), len: 0 })
     }
 
-    /// For the fetch: memory, and where in it the request's first byte goes. There is room for `MAX_INLINE_BYTES`.
+    /// The memory for the fetch, and the offset of the request's first byte in it. There is room for `MAX_INLINE_BYTES`.
     pub fn place(&self) -> (&cuttlefs_common::memory::SharedMemory, usize) {
         (self.buffer.memory(), self.buffer.offset() + FETCHED_AT)
     }
 
-    /// The fetch is done: moves `runs` of it (offset in the request, length) together.
+    /// Ends the fetch: moves the wanted `runs` (offset in the request, length) together.
     pub fn finish(mut self, valid_len: u32, runs: &[(usize, usize)]) -> Body {
         let (memory, at) = self.place();
         let mut len = 0;
         for &(start, run) in runs {
             if start != len {
-                // Mostly there is one run, which begins at 0: this is not the way of most reads.
+                // Mostly there is one run, which begins at 0, so few reads take this branch.
                 let mut moved = vec![0; run];
                 memory.read(at + start, &mut moved);
                 memory.write(at + len, &moved);
@@ -87,21 +87,21 @@ impl FetchedBody {
 
 /// A reply with its header.
 pub(crate) enum Message {
-    /// To be copied to a reply buffer.
+    /// Bytes that are copied to a reply buffer.
     Bytes(Vec<u8>),
-    /// In one already.
+    /// Bytes that are in a reply buffer already.
     InPlace {
-        /// Which.
+        /// The buffer.
         buffer: ReplyBuffer,
-        /// Where in it.
+        /// Where the message begins in the buffer.
         start: usize,
-        /// Bytes.
+        /// The message's length in bytes.
         len: usize,
     },
 }
 
 impl Message {
-    /// The reply to a request.
+    /// The message of a request's result.
     pub(crate) fn new(header: &RequestHeader, result: Result<Body, Status>) -> Self {
         let (outcome, body) = match result {
             Ok(body) => (Ok(()), body),
@@ -125,7 +125,7 @@ impl Message {
         }
     }
 
-    /// Its bytes: to keep them, or to send them over another connection than the request came over.
+    /// The message's bytes, to keep them or to send them over another connection than the request's.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         match self {
             Self::Bytes(bytes) => bytes.clone(),
@@ -137,7 +137,7 @@ impl Message {
         }
     }
 
-    /// Sends it over the connection its request came over.
+    /// Sends it over the connection on which its request came.
     pub(crate) async fn send(self, connection: &Arc<Connection>) {
         match self {
             Self::Bytes(bytes) => connection.send(&bytes).await,

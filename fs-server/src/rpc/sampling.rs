@@ -1,20 +1,21 @@
 //! The pull of clients' counters (TeRM section 4.4): once a sample period the server reads a client's counts
 //! one-sidedly, and writes zeros over them. The client's CPU takes no part.
 //!
-//! One task for each client, on the worker that owns the connection the counters were shared over; it ends with that
-//! connection. Only the records and the page counters of units that were read travel.
+//! There is one task for each client, on the worker of the connection over which the counters were shared; it ends with that connection. Only the
+//! records and page counters of units that were read are transferred.
 //!
 //! # Failure
 //! A client whose counters cannot be read is not sampled again; the failed READ closes its connection, like any failed
-//! READ. Counts are hints: keys that name nothing are ignored, and no count can do more than keep in DRAM a page of a
-//! file that the client may read.
+//! READ. Counts are hints: keys that name nothing are ignored, but for those that the client has closed since the last pull, and no count can do
+//! more than keep in DRAM a page of a file that the client may read, or could before it closed it.
 
 use super::bounce::Bounce;
 use super::connection::Connection;
 use super::transfer::Direction;
 use super::turns::Claim;
 use super::worker::WorkerContext;
-use cuttlefs_common::rdma::{RegionOwner, WcStatus};
+use crate::session::Session;
+use cuttlefs_common::rdma::WcStatus;
 use cuttlefs_common::region::{CountersShape, UNIT_RECORD_LEN, UnitRecord};
 use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, RemoteBuffer};
 use std::ops::Range;
@@ -22,31 +23,31 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Units that were not read and lie between two that were are pulled along, up to so many: one READ instead of two.
+/// Unread units between two units that were read are pulled along, up to this number: one READ instead of two.
 const MAX_GAP_UNITS: usize = 16;
 
 /// A client's counters.
 pub(crate) struct SharedCounters {
-    /// Where they are.
+    /// Their address in the client's memory.
     pub buffer: RemoteBuffer,
-    /// How they lie there.
+    /// Their layout in that buffer.
     pub shape: CountersShape,
     /// Whose filekeys they name.
-    pub owner: RegionOwner,
+    pub session: Arc<Session>,
 }
 
 impl SharedCounters {
     fn part(&self, bytes: Range<usize>) -> RemoteBuffer {
         RemoteBuffer {
             rkey: self.buffer.rkey,
-            // A peer's number: one that goes past the end of numbers names nothing, and its NIC says so.
+            // A peer's number: an address past the largest number names no memory, and its NIC reports that.
             offset: self.buffer.offset.saturating_add(bytes.start as u64),
             len: bytes.len() as u32,
         }
     }
 }
 
-/// Pulls a client's counters every `period` for as long as its connection stands.
+/// Pulls a client's counters every `period` until its connection ends.
 pub(crate) async fn run(
     context: Rc<WorkerContext>,
     connection: Weak<Connection>,
@@ -61,7 +62,7 @@ pub(crate) async fn run(
         if let Err(status) = pull(&context, &connection, &counters).await {
             tracing::debug!(
                 ?status,
-                session = counters.owner.0,
+                session = counters.session.number().0,
                 "a client's counters cannot be read any more"
             );
             return;
@@ -74,8 +75,10 @@ async fn pull(
     connection: &Arc<Connection>,
     counters: &SharedCounters,
 ) -> Result<(), WcStatus> {
-    let shape = counters.shape;
-    let bounce = Rc::new(context.bounce.lend(&Claim::new(connection.peer(), counters.owner.0)).await);
+    let (shape, session) = (counters.shape, &counters.session);
+    let owner = session.number();
+    let bounce = Rc::new(context.bounce.lend(&Claim::new(connection.peer(), owner.0)).await);
+    session.closed_keys().begin_pull();
     let transfer = async |direction, bytes: Range<usize>| {
         let len = bytes.len();
         context.transfers.run(connection, direction, &bounce, &counters.part(bytes), 0, len).await
@@ -96,12 +99,17 @@ async fn pull(
         for (index, record) in &records[run] {
             let at = bounce.offset() + (shape.pages_offset(*index) - bytes.start);
             bounce.memory().read(at, &mut pages);
-            context.server.files.note_counted(counters.owner, record, &pages);
+            let files = &context.server.files;
+            let file = files.readable(owner, record.filekey);
+            let file = file.or_else(|| files.active(session.closed_keys().get(record.filekey)?));
+            if let Some(file) = file {
+                files.note_counted(&file, record, &pages);
+            }
         }
         zero(&bounce, bytes.len());
         transfer(Direction::Push, bytes).await?;
         transfer(Direction::Push, first * UNIT_RECORD_LEN..(last + 1) * UNIT_RECORD_LEN).await?;
-        // Thousands of units take a while; requests get their turn.
+        // Thousands of units take a while, so other requests get their turn.
         futures_lite::future::yield_now().await;
     }
     Ok(())

@@ -1,15 +1,15 @@
 //! Receives that all connections of one worker share, where the RNIC has shared receive queues.
 //!
-//! Over an RNIC registered memory is pinned, whether or not messages come to it. So receives are as many as a worker has use for, and
-//! not two for each connection. A message is copied out and its receive posted again as soon as its completion is polled; so what keeps a
-//! connection from having more than its `RECEIVES` requests here at once is no longer that receives are missing, but that the third one ends
-//! it (`Connection::begin`).
+//! An RNIC's registered memory is pinned, whether or not messages come to it. So there are as many receives as a worker can use, and not two for each
+//! connection. A message is copied out and its receive posted again as soon as its completion is polled. So the number of receives no longer limits
+//! the requests of a connection: a third request at once ends the connection (`Connection::begin`).
 //!
-//! # When it runs dry
-//! More messages than receives have come between two polls. Their senders' RNICs ask again, each 0.64 ms, until the worker has polled:
-//! nothing is lost. How often that began is counted (`receives_ran_dry`).
+//! # All receives in use
+//! If more messages than receives come between two polls, the senders' RNICs try again every 0.64 ms until the worker has polled, and nothing is
+//! lost. The beginnings of such times are counted (`receives_ran_dry`).
 
 use super::connection::WorkId;
+use crate::rnics::RECEIVES_OF_WORKER;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
     Access, MemoryRegion, PostError, ProtectionDomain, RdmaError, RecvWr, SharedReceiveQueue,
@@ -18,15 +18,13 @@ use cuttlefs_common::rpc::MAX_MESSAGE_BYTES;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Receives of a worker, 8 MiB: several mounts whose every lane asks at once.
-pub(crate) const RECEIVES_OF_WORKER: usize = 128;
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 
 /// One worker's shared receives.
 pub(crate) struct SharedReceives {
     queue: Arc<dyn SharedReceiveQueue>,
     region: Arc<dyn MemoryRegion>,
-    /// How often it ran dry, as far as was told.
+    /// How many times it had run dry when `ran_dry` was called last.
     told: Cell<u64>,
 }
 
@@ -56,23 +54,23 @@ impl SharedReceives {
         }
     }
 
-    /// A receive has completed: its message, of which so many bytes are wanted, and the receive is posted again.
+    /// Takes the first `len` bytes of the message in a receive that has completed, and posts the receive again.
     pub(crate) fn take(&self, index: usize, len: usize) -> Vec<u8> {
         let mut message = vec![0; len];
         self.region.memory().read(MESSAGE * index, &mut message);
         match self.queue.post(&[self.receive(index)]) {
             Ok(()) => {}
-            // Its completion has been polled, so its place is free.
+            // The receive's completion was polled, so the queue has room for it.
             Err(error @ (PostError::QueueFull { .. } | PostError::SharedReceives)) => {
                 unreachable!("a receive that came back is not taken: {error}")
             }
-            // The RNIC is broken; connections end with it.
+            // The RNIC is broken, and its connections end.
             Err(error) => tracing::error!(%error, "a receive is lost"),
         }
         message
     }
 
-    /// How often it ran dry since this was last asked.
+    /// How many times it has run dry since the last call.
     pub(crate) fn ran_dry(&self) -> u64 {
         let count = self.queue.ran_dry();
         count - self.told.replace(count)

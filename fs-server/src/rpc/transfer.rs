@@ -1,12 +1,12 @@
-//! One-sided transfers the server posts on behalf of a request, as futures: pulling large writes by RDMA READ and
-//! pushing fetched pages by RDMA WRITE (TeRM section 4.1.2).
+//! One-sided transfers that the server posts for a request, as futures: it pulls large writes by RDMA READ and pushes fetched pages by RDMA WRITE
+//! (TeRM section 4.1.2).
 //!
-//! The buffer of a transfer is owned by the request's task; if the task is dropped while a transfer is in flight,
-//! the token stays taken until the completion arrives, and the bounce buffer is kept with it.
+//! The request's task owns the buffer of a transfer. If the task is dropped during a transfer, the token and the bounce buffer are kept until the
+//! completion arrives.
 //!
 //! # Failure
-//! Every posted transfer completes: when its peer answers, or flushed when its connection ends. A peer that has not answered
-//! for `TRANSFER_PATIENCE` loses its connection; its turns and buffers are free then.
+//! Every posted transfer completes: when its peer answers, or flushed when its connection ends. A peer that does not answer for `TRANSFER_PATIENCE`
+//! loses its connection, which frees its turns and buffers.
 
 use super::bounce::Bounce;
 use super::connection::{Connection, WorkId};
@@ -27,13 +27,13 @@ pub(crate) enum Direction {
     Push,
 }
 
-/// Sweeps, which come once a second, that a peer has for one transfer of at most 1 MiB: 100 KiB a second are enough.
+/// Sweeps (one a second) within which a transfer of at most 1 MiB must complete: a peer needs 100 KiB a second.
 pub(crate) const TRANSFER_PATIENCE: u32 = 10;
 
 struct Pending {
     result: Option<Result<u32, WcStatus>>,
     waker: Option<Waker>,
-    /// Keeps the memory until the completion.
+    /// Keeps the memory allocated until the completion.
     keep: Option<Rc<Bounce>>,
     connection: Arc<Connection>,
     sweeps: u32,
@@ -46,10 +46,10 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Moves `[start, start + len)` of the bounce buffer from or to the same place of the client's buffer.
+    /// Moves `[start, start + len)` of the bounce buffer from or to the same place in the client's buffer.
     ///
     /// # Errors
-    /// The completion's status: the client gave a bad buffer, or the connection is gone.
+    /// The completion's status: the client gave a bad buffer, or the connection has ended.
     pub(crate) async fn run(
         &self,
         connection: &Arc<Connection>,
@@ -123,7 +123,7 @@ impl Transfers {
         }
     }
 
-    /// A second has passed: whoever was waited for long enough loses its connection. Gives those.
+    /// Called each second: closes the connections of peers that did not answer a transfer in time, and returns them.
     pub(crate) fn sweep(&self) -> Vec<Arc<Connection>> {
         let mut late = Vec::new();
         for pending in
@@ -134,12 +134,12 @@ impl Transfers {
                 late.push(pending.connection.clone());
             }
         }
-        // Outside of the borrow: what is flushed may complete at once.
+        // Outside of the borrow, because flushed work requests may complete at once.
         late.iter().for_each(|connection| connection.close());
         late
     }
 
-    /// A transfer's completion arrived.
+    /// Takes the completion of a transfer.
     pub(crate) fn complete(&self, token: usize, result: Result<u32, WcStatus>) {
         let mut pending = self.pending.borrow_mut();
         let entry = pending[token].as_mut().expect("a completion belongs to a posted transfer");

@@ -1,12 +1,11 @@
-//! Turns: the choice of the next request on a worker, and of the user of the next bounce buffer.
+//! Turns: they decide which request runs next on a worker, and which gets the next bounce buffer.
 //!
-//! Owns a number of turns. A request that moves bytes takes one before it takes any lock or buffer and gives it back when it
-//! is answered. When all are taken requests wait, each session's in a queue of its own. Peers take turns, and within a peer
-//! its sessions do: a client with sixty lanes gets as much of a busy SSD as one with a single lane, and so does a peer with a
-//! hundred sessions.
+//! There is a number of turns. A request that moves bytes takes one before it takes any lock or buffer, and gives it back when it is answered. When
+//! all are taken, requests wait, each session's in a queue of its own. Peers take turns, and so do the sessions of a peer: a client with sixty lanes
+//! gets as much of a busy SSD as one with a single lane, and so does a peer with a hundred sessions.
 //!
 //! # Invariants
-//! * A peer that is no administrator has `of_peer` turns at most: while its requests wait, others go on.
+//! * A peer that is not an administrator has at most `of_peer` turns: while its requests wait, others go on.
 //! * A request that holds a lock or a buffer holds a turn, so a request that waits for a turn holds up no other.
 //! * The number of waiting requests is at most that of posted receives: a client whose request waits can send no other on
 //!   that lane. That is the back-pressure.
@@ -24,13 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 
-/// Requests for file bytes of one peer that run on one worker at once: enough to keep a fast SSD busy, few enough that one
-/// that comes next waits for a few of them only.
+/// Requests for file bytes of one peer that run at once on one worker: enough to keep a fast SSD busy, and so few that another peer's request waits
+/// only for a few.
 pub(crate) const PEER_RUNNING: usize = 64;
-/// Requests for file bytes that run on one worker at once.
+/// Requests for file bytes that run at once on one worker.
 pub(crate) const MOST_RUNNING: usize = 2 * PEER_RUNNING;
 
-/// Turns of all workers, of about this moment: for `status`. Relaxed.
+/// Turns of all workers as of about now, for `status`. Relaxed.
 #[derive(Debug, Default)]
 pub struct TurnFigures {
     running: AtomicUsize,
@@ -43,13 +42,13 @@ impl TurnFigures {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Requests that wait for one.
+    /// Requests that wait for a turn.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 }
 
-/// In whose name a turn is taken.
+/// The peer and session in whose name a turn is taken.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     peer: PeerKey,
@@ -58,7 +57,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// A session of a peer.
+    /// The claim of a session of a peer.
     pub(crate) fn new(peer: &Peer, session: u64) -> Self {
         Self { peer: peer.key().clone(), is_administrator: peer.is_administrator(), session }
     }
@@ -70,12 +69,12 @@ struct Waiter {
     waker: Option<Waker>,
 }
 
-/// A peer that has turns or waits for some.
+/// A peer that has turns, or waits for some.
 struct OfPeer {
-    /// Turns it may have.
+    /// The most turns it may have.
     most: usize,
     running: usize,
-    /// Sessions with waiters, the next to be served in front.
+    /// Sessions with waiters, the next one in front.
     order: VecDeque<u64>,
     queues: HashMap<u64, VecDeque<Rc<RefCell<Waiter>>>>,
 }
@@ -99,7 +98,7 @@ impl OfPeer {
         waiter
     }
 
-    /// The next session's oldest waiter leaves the line.
+    /// Takes the oldest waiter of the next session out of the queue.
     fn dequeue(&mut self) -> Rc<RefCell<Waiter>> {
         let session = self.order.pop_front().expect("a peer in the order has waiters");
         let queue = self.queues.get_mut(&session).expect("a session in the order has waiters");
@@ -116,7 +115,7 @@ impl OfPeer {
 struct State {
     free: usize,
     of_peer: usize,
-    /// Peers with waiters that may have a turn, the next to be served in front.
+    /// Peers that have waiters and may have a turn, the next one in front.
     order: VecDeque<PeerKey>,
     peers: HashMap<PeerKey, OfPeer>,
     figures: Arc<TurnFigures>,
@@ -133,14 +132,14 @@ impl State {
         })
     }
 
-    /// A turn of this peer begins.
+    /// Begins a turn of this peer.
     fn begin(&mut self, claim: &Claim) {
         self.free -= 1;
         self.of(claim).running += 1;
         self.figures.running.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A turn of this peer ends.
+    /// Ends a turn of this peer.
     fn end(&mut self, claim: &Claim) {
         self.free += 1;
         self.figures.running.fetch_sub(1, Ordering::Relaxed);
@@ -153,7 +152,7 @@ impl State {
         self.forget_idle(&claim.peer);
     }
 
-    /// The next waiter of the next peer has a turn.
+    /// Gives a turn to the next waiter of the next peer, if one is free.
     fn grant(&mut self) -> Option<Rc<RefCell<Waiter>>> {
         if self.free == 0 {
             return None;
@@ -171,7 +170,7 @@ impl State {
         Some(waiter)
     }
 
-    /// A waiter gives up.
+    /// Removes a waiter that gives up.
     fn leave(&mut self, claim: &Claim, waiter: &Rc<RefCell<Waiter>>) {
         let of = self.of(claim);
         let Some(queue) = of.queues.get_mut(&claim.session) else { return };
@@ -201,7 +200,7 @@ impl State {
 pub(crate) struct Turns(Rc<RefCell<State>>);
 
 impl Turns {
-    /// So many turns, counted in `figures`; `of_peer` of them are one peer's at most.
+    /// A number of turns, of which one peer may have `of_peer`. They are counted in `figures`.
     pub(crate) fn new(turns: usize, of_peer: usize, figures: Arc<TurnFigures>) -> Self {
         let (order, peers) = (VecDeque::new(), HashMap::new());
         Self(Rc::new(RefCell::new(State { free: turns, of_peer, order, peers, figures })))
@@ -213,7 +212,7 @@ impl Turns {
             let mut state = self.0.borrow_mut();
             let of = state.of(claim);
             let (waits, may_have) = (of.waits(), of.may_have_more());
-            // Those who wait come first, or a steady stream would starve them.
+            // Waiting requests come first, or a steady stream of new ones would starve them.
             if state.free > 0 && !waits && may_have {
                 state.begin(claim);
                 return Turn { turns: self.clone(), claim: claim.clone() };
@@ -239,7 +238,7 @@ impl Turns {
         Turn { turns: self.clone(), claim: claim.clone() }
     }
 
-    /// A turn is given back: whoever is next has it.
+    /// Takes a turn back, and gives it to the next in line.
     fn give_back(&self, claim: &Claim) {
         let granted = {
             let mut state = self.0.borrow_mut();
@@ -255,7 +254,7 @@ impl Turns {
     }
 }
 
-/// A place in line; given up if the request is dropped.
+/// A place in line, which is given up if the request is dropped.
 struct Place<'t> {
     turns: &'t Turns,
     claim: &'t Claim,
@@ -300,7 +299,7 @@ mod tests {
         block_on(poll_once(taking))
     }
 
-    /// Of one peer.
+    /// A session of peer 1.
     fn of(session: u64) -> Claim {
         by(1, session)
     }
@@ -322,7 +321,7 @@ mod tests {
         let mut modest: Taking<'_> = Box::pin(turns.take(&two));
         assert!(is_ready(&mut modest).is_none());
         drop(running);
-        // The greedy session stood first; the modest one comes before its second.
+        // The greedy session came first; its second request comes after the modest session's.
         let first = is_ready(&mut greedy[0]).expect("the first in line");
         assert!(is_ready(&mut modest).is_none() && is_ready(&mut greedy[1]).is_none());
         drop(first);
@@ -354,7 +353,7 @@ mod tests {
         drop(running);
         assert_eq!((figures.running(), figures.waiting()), (1, 1));
         drop(is_ready(&mut waits).expect("its turn"));
-        // Granted, but dropped before it looked.
+        // Its turn was granted, and it is dropped before it sees that.
         drop(granted);
         assert_eq!(turns.0.borrow().free, 1);
         assert!(turns.0.borrow().peers.is_empty() && turns.0.borrow().order.is_empty());
@@ -390,7 +389,7 @@ mod tests {
         let [first, second] = held;
         drop(first);
         let third = is_ready(&mut third).expect("its own came back");
-        // Root has all there are, and waits for the rest like anybody.
+        // Root may have all turns, and waits like others while none is free.
         let of_root = [block_on(turns.take(&root)), block_on(turns.take(&root))];
         let mut more: Taking<'_> = Box::pin(turns.take(&root));
         assert!(is_ready(&mut more).is_none());
@@ -424,8 +423,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever is taken, waited for, given up and given back: shares hold, no turn is lost, and no turn is free while
-        /// somebody who may have it waits.
+        /// Whatever is taken, waited for, given up and given back: no peer exceeds its share, no turn is lost, and no turn is free while a request
+        /// waits that may have it.
         #[test]
         fn no_turn_is_lost(steps in proptest::collection::vec((0u8..3, 0u32..4, 0u64..3, 0usize..8), 0..120)) {
             let figures = Arc::new(TurnFigures::default());

@@ -3,7 +3,7 @@
 //! # Invariants
 //! * A connection belongs to one worker, the one whose completion queue (of the RNIC it came by) its queue pair reports to.
 //! * Queue pairs are numbered by their RNIC: here a connection is named by both.
-//! * Completions that arrive before the acceptor handed the connection over are kept and handled then.
+//! * Completions that arrive before the acceptor handed the connection over are kept and handled then (`early`).
 //! * A connection stays here until it is over (`Connection::is_over`): every completion finds it. This is checked after
 //!   each completion, after each request, and once a second (`sweep`), for another worker's reply can be the last posted
 //!   one. `retire` is the one place where a worker lets go of a connection.
@@ -11,6 +11,7 @@
 use super::bounce::BouncePool;
 use super::connection::{Arrived, Connection, RECEIVES, WorkId};
 use super::dispatch;
+use super::early::{Early, Gone, Name};
 use super::shared_receives::SharedReceives;
 use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
@@ -18,7 +19,6 @@ use crate::pool::Disk;
 use crate::rnics::{RnicIndex, RnicQueues};
 use crate::server::Server;
 use cuttlefs_common::fair::Payer;
-use cuttlefs_common::ids::QpNumber;
 use cuttlefs_common::rdma::{Completion, CompletionKind, RdmaError, WcStatus};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,21 +29,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often connections and transfers are looked at: deadlines are counted in these.
+/// How often connections and transfers are checked. Deadlines are counted in sweeps.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Sweeps that completions are kept for a connection that is not handed over: one whose handshake failed at its last step
-/// never is.
-const HANDOVER_PATIENCE: u32 = 60;
-
-/// A connection: its RNIC, and its queue pair there.
-type Name = (RnicIndex, QpNumber);
 
 /// A task of a worker.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// One worker's state; not shared with other threads.
 pub(crate) struct WorkerContext {
-    /// What all workers share.
+    /// The state that all workers share.
     pub server: Arc<Server>,
     /// This worker's disk.
     pub disk: Rc<dyn Disk>,
@@ -53,42 +47,32 @@ pub(crate) struct WorkerContext {
     pub transfers: Transfers,
     /// This worker's turns for requests that move file bytes.
     pub turns: Turns,
-    /// This worker's turn to climb from a directory to the root (`meta::Climb`).
+    /// This worker's turn to climb from a directory to the root (`meta::Climb`): there is one.
     pub climbs: Turns,
-    /// The receives of its connections, for each RNIC that has shared ones.
+    /// The receives of its connections at each RNIC that has shared receives.
     receives: Vec<Option<SharedReceives>>,
     spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<Name, Arc<Connection>>>,
-    /// Completions of connections that the acceptor has not handed over yet: their receives', so bounded by the places
-    /// for connections. And the names of connections that are gone: what still comes for them by shared receives is dropped.
-    early: RefCell<HashMap<Name, Early>>,
+    /// Completions of connections that the acceptor has not handed over yet.
+    early: RefCell<Early<Came>>,
+    /// Connections whose messages by shared receives may still come.
+    gone: RefCell<Gone>,
 }
 
 fn name_of(connection: &Connection) -> Name {
     (connection.rnic(), connection.qp().number())
 }
 
-/// A completion; with its message where that came by a shared receive.
+/// A completion, with its message if that came by a shared receive.
 struct Came {
     id: WorkId,
     completion: Completion,
     message: Vec<u8>,
 }
 
-/// Completions of a connection that is not handed over yet.
-#[derive(Default)]
-struct Early {
-    came: Vec<Came>,
-    is_gone: bool,
-    sweeps: u32,
-}
-
-/// Completions kept of a connection that is not handed over: its own receives', or, of shared ones, as many as end it.
-const EARLY_MAX: usize = RECEIVES + 1;
-
 impl WorkerContext {
-    /// A worker's state; `spawn` runs a task on this worker at somebody's cost, `sleep` waits on its clock.
+    /// A worker's state. `spawn` runs a task on this worker on a payer's account, `sleep` waits on its clock.
     ///
     /// # Errors
     /// `RdmaError` if there is no bounce memory.
@@ -118,15 +102,16 @@ impl WorkerContext {
             sleep,
             connections: RefCell::default(),
             early: RefCell::default(),
+            gone: RefCell::default(),
         }))
     }
 
-    /// Runs a task of the server's own on this worker.
+    /// Runs a task on this worker on the server's own account.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.spawn_for(Payer::OWN, task);
     }
 
-    /// Runs a task on this worker at a peer's cost.
+    /// Runs a task on this worker on a peer's account.
     pub(crate) fn spawn_for(&self, payer: Payer, task: impl Future<Output = ()> + 'static) {
         (self.spawn)(payer, Box::pin(task));
     }
@@ -136,7 +121,7 @@ impl WorkerContext {
         (self.sleep)(time)
     }
 
-    /// Begins to look after what peers are waited for; goes on for as long as the worker.
+    /// Starts the sweeps, which go on for as long as the worker.
     pub(crate) fn start_sweeps(self: &Rc<Self>) {
         let context = self.clone();
         self.spawn(async move {
@@ -147,7 +132,7 @@ impl WorkerContext {
         });
     }
 
-    /// Ends connections whose peers have been waited for long enough, and lets go of those that are over.
+    /// Ends connections whose peers have kept the server waiting for too long, and drops those that are over.
     fn sweep(&self) {
         for connection in self.transfers.sweep() {
             self.note_ended(&connection, "it does not answer a transfer");
@@ -155,10 +140,8 @@ impl WorkerContext {
         for receives in self.receives.iter().flatten() {
             self.server.counters.receives_ran_dry.fetch_add(receives.ran_dry(), Ordering::Relaxed);
         }
-        self.early.borrow_mut().retain(|_, early| {
-            early.sweeps += 1;
-            early.sweeps <= HANDOVER_PATIENCE
-        });
+        self.early.borrow_mut().sweep();
+        self.gone.borrow_mut().sweep();
         let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
         for connection in connections {
             if let Some(reason) = connection.sweep() {
@@ -173,22 +156,22 @@ impl WorkerContext {
         tracing::warn!(peer = ?connection.qp().peer(), reason, "closing a connection");
     }
 
-    /// A connection was accepted for this worker.
+    /// Takes over a connection that was accepted for this worker.
     pub(crate) fn adopt(self: &Rc<Self>, connection: Arc<Connection>) {
         let name = name_of(&connection);
         self.connections.borrow_mut().insert(name, connection);
-        let early = self.early.borrow_mut().remove(&name).unwrap_or_default();
-        for came in early.came {
+        let early = self.early.borrow_mut().take(name);
+        for came in early {
             self.on_arrival(name, came);
         }
     }
 
-    /// A completion of this worker's queue of an RNIC.
+    /// Handles a completion from this worker's queue of an RNIC.
     pub(crate) fn on_completion(self: &Rc<Self>, rnic: RnicIndex, completion: Completion) {
         let id = WorkId::decode(completion.wr_id);
         let message = match (id, &self.receives[rnic.0]) {
             (WorkId::Shared(index), Some(receives)) => {
-                // Of a WRITE somewhere else the length would be that of the WRITE.
+                // If it is the immediate data of an RDMA WRITE, the length is that of the WRITE, and there is no message.
                 let is_message = completion.kind == CompletionKind::Recv;
                 receives.take(index, if is_message { completion.byte_len as usize } else { 0 })
             }
@@ -199,24 +182,22 @@ impl WorkerContext {
     }
 
     fn on_arrival(self: &Rc<Self>, name: Name, came: Came) {
-        let Came { id, completion, message } = came;
         let Some(connection) = self.connections.borrow().get(&name).cloned() else {
-            // What comes back from a queue pair that is gone is nothing to keep.
-            if completion.status == WcStatus::Success || !matches!(id, WorkId::Shared(_)) {
-                let mut early = self.early.borrow_mut();
-                let early = early.entry(name).or_default();
-                if !early.is_gone && early.came.len() < EARLY_MAX {
-                    early.came.push(Came { id, completion, message });
-                }
+            // A shared receive that comes back from a queue pair that is gone is nothing to keep.
+            let is_returned =
+                came.completion.status != WcStatus::Success && matches!(came.id, WorkId::Shared(_));
+            if !is_returned && !self.gone.borrow().has(name) {
+                self.early.borrow_mut().keep(name, came);
             }
             return;
         };
+        let Came { id, completion, message } = came;
         if !matches!(id, WorkId::Shared(_)) {
             connection.completed();
         }
         match id {
             WorkId::Receive(_) | WorkId::Shared(_) if completion.status != WcStatus::Success => {}
-            // Its length is that of a WRITE somewhere else.
+            // An RDMA WRITE with immediate data: no request comes that way.
             WorkId::Receive(_) | WorkId::Shared(_) if completion.kind != CompletionKind::Recv => {
                 dispatch::end_connection(self, &connection, &"immediate data, which no request has");
             }
@@ -245,15 +226,14 @@ impl WorkerContext {
         self.spawn_for(connection.peer().payer(), task);
     }
 
-    /// Lets go of a connection that is over. Idempotent.
+    /// Drops a connection if it is over. Idempotent.
     pub(super) fn retire(&self, connection: &Connection) {
         let name = name_of(connection);
         if connection.is_over()
             && self.connections.borrow_mut().remove(&name).is_some()
             && connection.shares_receives()
         {
-            // Messages of its may be on their way; a queue pair's number is not given out again.
-            self.early.borrow_mut().insert(name, Early { is_gone: true, ..Early::default() });
+            self.gone.borrow_mut().note(name);
         }
     }
 }

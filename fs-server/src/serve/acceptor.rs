@@ -1,4 +1,4 @@
-//! One thread for each listener: takes connections in and hands each to a worker of its peer (`placement`).
+//! One thread for each listener: accepts connections and hands each to a worker of its peer (`placement`).
 
 use super::{Door, join};
 use crate::rnics::{RnicIndex, RnicQueues};
@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-/// Depth of a connection's send queue: replies and the transfers of its running requests. A fetch whose wanted
-/// pages are all apart is 128 transfers, but they are posted one after the other.
+/// Depth of a connection's send queue: replies, and the transfers of its running requests. A fetch whose wanted pages are all apart is 128 transfers,
+/// but they are posted one after the other.
 const SEND_DEPTH: u32 = 32;
 const RECEIVE_DEPTH: u32 = crate::rpc::connection::RECEIVES as u32;
 
@@ -64,12 +64,12 @@ impl Acceptor {
 
 fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, rnic: RnicIndex, door: &Door) {
     if let Some(connection) = accept(incoming, server, rnic, &door.queues[rnic.0]) {
-        // Waits while the worker has many to adopt: who connects waits along. A worker that stopped drops it.
+        // Waits while many connections wait for the worker, and holds up the next peer that connects. A worker that has stopped drops the connection.
         let _ = door.connections.send_blocking(connection);
     }
 }
 
-/// Accepts a connection by this RNIC, with the queues of a worker there.
+/// Accepts a connection of this RNIC, on the queues of a worker there.
 pub(super) fn accept(
     incoming: Box<dyn Incoming>,
     server: &Arc<Server>,

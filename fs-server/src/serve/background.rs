@@ -1,4 +1,4 @@
-//! The server's own work, as tasks of worker 0: write-back, eviction, promotion, scrub, leases, orphans.
+//! The server's own work as tasks of worker 0: write-back, eviction, promotion, scrub, leases, orphans.
 
 use crate::files;
 use crate::pages::{self, Scrub, ScrubOptions};
@@ -12,9 +12,9 @@ use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// How often leases are looked at, as a part of the lease.
+/// How many times during a lease the leases are checked.
 const LEASE_CHECKS: u32 = 4;
-/// How often the end of the grace period is looked for.
+/// How often the end of the grace period is checked for.
 const GRACE_CHECK: Duration = Duration::from_millis(100);
 
 struct SpawnerTimer(Spawner);
@@ -25,7 +25,7 @@ impl Timer for SpawnerTimer {
     }
 }
 
-/// Starts them; they end with the worker.
+/// Starts these tasks; they end with the worker.
 pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedDisk, scrub: ScrubOptions) {
     let spawner = worker.spawner();
     let task = context.clone();
@@ -34,7 +34,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
         let never = AtomicBool::new(false);
         files::run_write_back(&task.server.files, task.disk.as_ref(), &timer, &never).await;
     });
-    // Where pages do not move, none is sent back.
+    // If the policy does not move pages between tiers, none is evicted.
     if context.server.files.pages().policy().promotes {
         let task = context.clone();
         worker.spawn_local(async move {
@@ -65,7 +65,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             name: &|pages| server.integrity.rotten.name(server, pages),
             figures: &server.integrity.scrub,
             keep: &|record| {
-                // A failure is logged and counted there, and costs a part of a pass that is read again.
+                // A failure is logged and counted there. It means that a part of a pass is read again.
                 let _ = server.meta.keep_scrub(record);
             },
             seen: Cell::new(0),
@@ -81,7 +81,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             timer.sleep(period).await;
             panic_ends::plant("leases");
             let gone = task.server.sessions.expire();
-            // At once: others wait for these.
+            // First of all, because other clients wait for these locks.
             gone.iter().for_each(|session| task.server.locks.end_session(session.number()));
             for session in &gone {
                 task.server.revoke(session).await;
@@ -91,7 +91,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
     });
     let task = context.clone();
     worker.spawn_local(async move {
-        // What lost its last name before this server started, or while clients could still come back for it.
+        // Frees the files that lost their last name before this server started, or while clients could still reclaim them.
         while task.server.sessions.is_grace_period() {
             spawner.sleep(GRACE_CHECK).await;
             task.server.sessions.tick();

@@ -1,24 +1,24 @@
-//! Gives memory back that the server has held for peers and freed.
+//! Gives memory back to the system that the server has held for peers and freed.
 //!
-//! Malloc keeps freed memory for its next use. Messages that wait, replies that are not taken and packets that come slowly are many
-//! pieces from several heaps: after 256 MiB of them 170 MiB stay with the process, and the next 256 MiB use these again.
+//! Malloc keeps freed memory for later allocations. Waiting messages, replies that are not taken and packets that come slowly are many pieces in
+//! several heaps: after 256 MiB of them, 170 MiB stay with the process, and the next 256 MiB use these again.
 
 use crate::server::Server;
 use crate::worker::Spawner;
 use cuttlefs_common::memory::trim_heap;
 use std::time::Duration;
 
-/// How often it is looked.
+/// How often the held memory is measured.
 const LOOK: Duration = Duration::from_secs(1);
-/// What has to be freed to be worth a walk over the heap.
+/// Bytes that must have been freed to make a walk over the heap worthwhile.
 const WORTH_BYTES: usize = 32 << 20;
 
-/// What was held at most since the heap was given back last.
+/// The most that was held since the heap was last given back.
 #[derive(Debug, Default)]
 struct Peak(usize);
 
 impl Peak {
-    /// So much is held now; whether so much less than before that the heap is to be given back.
+    /// Takes a measurement. Returns whether it is so much below the peak that the heap should be given back.
     fn look(&mut self, held_bytes: usize) -> bool {
         let falls = self.0.saturating_sub(held_bytes) >= WORTH_BYTES;
         self.0 = if falls { held_bytes } else { self.0.max(held_bytes) };
@@ -26,7 +26,7 @@ impl Peak {
     }
 }
 
-/// Looks for ever.
+/// Measures, and gives memory back, for ever.
 pub(super) async fn give_back(server: &Server, timer: &Spawner) {
     let mut peak = Peak::default();
     loop {
@@ -34,7 +34,7 @@ pub(super) async fn give_back(server: &Server, timer: &Spawner) {
         if !peak.look(server.rnics.figures().held_bytes) {
             continue;
         }
-        // The walk takes milliseconds; requests go on meanwhile.
+        // The walk takes milliseconds, so it has a thread of its own and requests go on.
         let walk = std::thread::Builder::new().name("trim-heap".into()).spawn(trim_heap);
         if let Err(error) = walk {
             tracing::debug!(%error, "the heap keeps what was freed");
@@ -53,7 +53,7 @@ mod tests {
         let looks =
             [0, 256, 250, 225, 224, 200, 193, 192, 256, 0, 0, 31, 0].map(|held| peak.look(held * MIB));
         let falls: Vec<_> = (0..looks.len()).filter(|look| looks[*look]).collect();
-        // 256 to 224, 224 to 192, 256 to 0; what is less is kept.
+        // The falls from 256 to 224, from 224 to 192 and from 192 to 0. Smaller ones are ignored.
         assert_eq!(falls, [4, 7, 9]);
     }
 }

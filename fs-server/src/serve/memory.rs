@@ -1,4 +1,4 @@
-//! The bytes of frames that a server takes: as many as asked for, or as its region policy needs.
+//! The bytes of a server's frames: as many as asked for, or as its region policy needs.
 
 use super::StartError;
 use crate::pages::MIN_FRAMES;
@@ -6,13 +6,13 @@ use crate::pages::policy::{Exposure, RegionPolicy};
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE_U64};
 use cuttlefs_common::size::ByteSize;
 
-/// Where Linux says how much memory can be had without swapping.
+/// The file in which Linux says how much memory is available without swapping.
 const MEMINFO: &str = "/proc/meminfo";
 
-/// The frames' bytes for a pool under a policy.
+/// The bytes of the frames for a pool under a policy.
 ///
 /// # Errors
-/// If all of the pool is to be in memory and the machine has too little.
+/// If the policy keeps all of the pool in memory, and the machine has too little.
 pub(super) fn frame_bytes(policy: &RegionPolicy, asked: u64, pool_pages: u64) -> Result<u64, StartError> {
     if policy.exposure == Exposure::Pinned {
         let bytes = (pool_pages + u64::from(FrameIndex::FIRST_USABLE.0)) * PAGE_SIZE_U64;
@@ -26,7 +26,7 @@ pub(super) fn frame_bytes(policy: &RegionPolicy, asked: u64, pool_pages: u64) ->
         return Ok(bytes);
     }
     if !policy.uses_frames() {
-        // None is ever filled, and registering them with io_uring would hold on to memory the page cache is to have.
+        // No frame is ever filled, and registering them with io_uring would pin memory that the page cache needs.
         return Ok(u64::from(MIN_FRAMES) * PAGE_SIZE_U64);
     }
     Ok(asked)

@@ -1,12 +1,12 @@
 //! A running server: threads, links, start and stop.
 //!
-//! Start: metadata -> free space (by its map of pages) -> pages and files -> devices (domains, file target) -> the first worker,
-//! which recovers -> the others -> listeners. Stop runs the other way: listeners close, running
-//! requests end, everything is written back and committed, threads are joined.
+//! Start: metadata -> free space (by the map of pages) -> pages and files -> devices (protection domains, file target) -> the first worker, which
+//! recovers -> the other workers -> listeners. A stop goes the other way: listeners close, running requests end, everything is written back and
+//! committed, and the threads are joined.
 //!
 //! # Failure
-//! A start that fails part-way stops all that it has started. After a kill at any instruction the next start finds a prefix of
-//! the metadata's batches; see "What is durable when" in docs/recovery.md.
+//! A start that fails half-way stops everything that it has started. After a kill at any instruction the next start finds a prefix of the metadata's
+//! batches; see "What is durable when" in docs/recovery.md.
 
 mod acceptor;
 mod background;
@@ -53,25 +53,25 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker_thread::WorkerThread;
 
-/// How long a clean stop waits for running requests; a request longer than this is stuck on its device.
+/// How long a clean stop waits for running requests. A longer request is stuck on its device.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a server is made of.
+/// The parts that make up a server.
 pub struct Parts {
-    /// Names and attributes, opened.
+    /// The opened metadata.
     pub meta: Arc<Meta>,
-    /// The pool's storage, opened.
+    /// The opened data files.
     pub data: Arc<DataFiles>,
-    /// The RNICs, and which endpoints each listens on.
+    /// The RNICs, and the endpoints at which each listens.
     pub devices: Devices,
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
     /// Unpredictable numbers.
     pub random: Arc<dyn Random>,
 }
 
 impl Parts {
-    /// A pool on this machine's clock and random numbers, with a software RNIC.
+    /// The parts for a pool with this machine's clock and random numbers and with a software RNIC.
     pub fn new(meta: Arc<Meta>, data: Arc<DataFiles>) -> Self {
         Self {
             meta,
@@ -88,32 +88,32 @@ impl Parts {
 pub struct ServeOptions {
     /// DRAM budget of the frames in bytes.
     pub memory_bytes: u64,
-    /// Where to listen.
+    /// The endpoints at which it listens.
     pub listen: Vec<Endpoint>,
     /// Worker threads.
     pub workers: usize,
     /// How long a client may be silent.
     pub lease: Duration,
-    /// To whom, and with which rights: the first rule that is for a peer counts.
+    /// The rules of the export. The first rule for a peer counts.
     pub exports: Vec<ExportRule>,
     /// How file regions are served.
     pub policy: RegionPolicy,
-    /// What is promoted.
+    /// The units of promotion.
     pub hotspots: Hotspots,
     /// How clients count one-sided reads.
     pub sampling: Sampling,
-    /// How much is scrubbed.
+    /// Rate and period of the scrub.
     pub scrub: ScrubOptions,
     /// Memory for checksums in bytes.
     pub sum_cache_bytes: usize,
-    /// What a request changed is durable before its answer leaves.
+    /// Whether a request's changes are durable before its answer is sent.
     pub durable_answers: bool,
-    /// Every client may READ the frames and tables, and with them every file: for clients that read as root.
+    /// Whether every client may READ the frames and tables, and with them every file: for clients that could read as root anyway.
     pub trust_clients: bool,
 }
 
 impl ServeOptions {
-    /// One worker, everything exported, nobody's lease at stake: for a server within a program.
+    /// One worker, everything exported to everybody, and a long lease: for a server within a program.
     pub fn new(memory_bytes: u64, listen: Vec<Endpoint>) -> Self {
         Self {
             memory_bytes,
@@ -135,50 +135,50 @@ impl ServeOptions {
 /// Why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Metadata could not be read.
+    /// Metadata cannot be read.
     #[error("the pool's metadata cannot be read: {0}; look at the log above for the record")]
     Meta(Status),
     /// Metadata contradicts itself.
     #[error("the pool's metadata is damaged: {0}")]
     Space(#[from] SpaceError),
-    /// Memory, threads or the ring could not be had.
+    /// The system refused memory, a thread or a ring.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A link could not be set up.
     #[error(transparent)]
     Link(#[from] RdmaError),
-    /// All of the pool is to be in memory.
+    /// The policy keeps all of the pool in memory, and the machine has too little.
     #[error(
         "--region pin keeps all of the pool in memory, which takes {needed}; the machine has {available} to give. \
          Serve a smaller pool, or take --region term"
     )]
     PinnedPool {
-        /// What the pool takes.
+        /// The bytes that the pool takes.
         needed: ByteSize,
-        /// What there is.
+        /// The bytes that the machine has available.
         available: ByteSize,
     },
-    /// One-sided reads are to fault where no NIC is.
+    /// The policy lets one-sided reads fault, and a link has no NIC that takes the faults.
     #[error(
         "--region odp cannot be served over {0}: a client reads shared memory with its own CPU, and no NIC is there \
          to take a page fault; listen on tcp:// or unix:// only"
     )]
     FaultsWithoutNic(Endpoint),
-    /// What a server before this one left cannot be recovered.
+    /// The state that the server before left cannot be recovered.
     #[error("cannot recover what the server before this one left: {0}")]
     Recovery(#[from] RecoveryError),
-    /// A worker has no ring to wait with.
+    /// A worker has no ring.
     #[error("a worker could not start: {0}")]
     Worker(#[from] WorkerError),
     /// A worker ended before it served.
     #[error("a worker ended before it served; the log above says why")]
     WorkerEnded,
-    /// There is nothing to listen on.
+    /// No endpoint was given.
     #[error("no endpoint to listen on was given; give one (--listen)")]
     NoEndpoint,
 }
@@ -191,9 +191,9 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// A request begins; `false` once the server is stopping: it must not run.
+    /// Begins a request. `false` if the server is stopping: then the request must not run.
     pub fn begin(&self) -> bool {
-        // Counted before looking, so that a stop that sees zero has seen every request that will run.
+        // Counted before the flag is read, so that a stop that sees zero has seen every request that will run.
         self.running.fetch_add(1, Ordering::SeqCst);
         if self.stopping.load(Ordering::SeqCst) {
             self.end();
@@ -202,7 +202,7 @@ impl Drain {
         true
     }
 
-    /// A request ended.
+    /// Ends a request.
     pub fn end(&self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
     }
@@ -225,7 +225,7 @@ impl RunningServer {
     /// Starts serving.
     ///
     /// # Errors
-    /// [`StartError`], saying what to do.
+    /// [`StartError`], which says what to do.
     pub fn start(parts: Parts, options: ServeOptions) -> Result<Self, StartError> {
         let Parts { meta, data, devices, clock, random } = parts;
         let system = |action| move |source| StartError::System { action, source };
@@ -245,7 +245,7 @@ impl RunningServer {
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
         let storage = Storage { data, cached };
         let started = running.start_workers(&storage, workers, scrub).and_then(|()| {
-            // Which of their writes were done had to be known until here.
+            // Recovery needed to know which of their requests were done, so they are forgotten only now.
             running.server.forget(&forgotten);
             shown_windows::show(&running.server, trust)?;
             running.listen(&listen)
@@ -285,17 +285,17 @@ impl RunningServer {
         Ok(())
     }
 
-    /// Where it listens, with ports the system chose.
+    /// The endpoints at which it listens, with the ports that the system chose.
     pub fn endpoints(&self) -> Vec<Endpoint> {
         self.server.about.endpoints.lock().iter().map(|(_, endpoint)| endpoint.clone()).collect()
     }
 
-    /// What it shares, for figures.
+    /// The state that its threads share.
     pub fn server(&self) -> &Arc<Server> {
         &self.server
     }
 
-    /// Stops cleanly: everything that was acknowledged is durable when this returns.
+    /// Stops cleanly: all acknowledged changes are durable when this returns.
     pub fn stop(mut self) {
         self.server.drain.stopping.store(true, Ordering::SeqCst);
         for acceptor in &self.acceptors {
@@ -321,7 +321,7 @@ impl RunningServer {
             connection.qp().close();
         }
         self.server.files.end_one_sided_writes();
-        // The first worker writes everything back on its way out; the others have nothing left to do.
+        // The first worker writes everything back when it ends; by then the others have nothing left to do.
         for worker in self.workers.drain(..).rev() {
             worker.stop();
         }
@@ -337,16 +337,16 @@ impl RunningServer {
     }
 }
 
-/// How workers reach the pool.
+/// The ways by which workers access the pool.
 #[derive(Clone)]
 struct Storage {
     data: Arc<DataFiles>,
-    /// Through the page cache, where the policy says so; then in no other way.
+    /// The page cache, if the policy reads and writes through it and nothing else.
     cached: Option<Arc<CachedPool>>,
 }
 
-/// Everything of a server but its threads and links, and which clients are to be forgotten once all is recovered. The
-/// devices get the file target.
+/// Builds a server without its threads and links. Also returns the clients to be forgotten once all is recovered. Gives the file target to the
+/// devices.
 #[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
 fn build(
     meta: Arc<Meta>,
@@ -386,7 +386,7 @@ fn build(
     let rnics = Rnics::new(devices, &files)?;
     let exports = Exports::new(options.exports, &meta, Accounts::default());
     let before = meta.clients().map_err(StartError::Meta)?;
-    // Of some only a request was left that came to its end when they had said good-bye.
+    // All that is stored of these clients is the answer to a request that was still running when they ended their sessions.
     let left = before.iter().filter(|(_, record)| record.is_none()).map(|(client, _)| *client);
     let mut forgotten: Vec<ClientId> = left.collect();
     let before = before.into_iter().filter_map(|(client, record)| Some((client, record?))).collect();
@@ -430,8 +430,8 @@ fn build(
     Ok((server, forgotten))
 }
 
-/// Free space is what no extent names (invariant 3), as the store's map of pages tells without a look at the extents. Also gives
-/// the pages that hold bytes, a bit each.
+/// The free space: all pages that no extent has (invariant 3). The store's map of pages tells that without the extents. Also returns a bitmap of the
+/// pages that hold bytes.
 fn derive_space(meta: &Meta, pages: u64) -> Result<(Space, Vec<u64>), StartError> {
     let words = (pages.div_ceil(PART_PAGES) * PART_PAGES / 64) as usize;
     let (mut used, mut written) = (vec![0; words], vec![0; words]);
@@ -470,11 +470,11 @@ fn join(thread: JoinHandle<()>, name: &str) {
     }
 }
 
-/// How a worker is reached by other threads.
+/// The way by which other threads reach a worker.
 #[derive(Clone)]
 pub(crate) struct Door {
     handle: WorkerHandle,
     connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
-    /// Those of each RNIC.
+    /// Its queues, one pair for each RNIC.
     queues: Vec<crate::rnics::RnicQueues>,
 }

@@ -1,8 +1,8 @@
-//! A whole server in the calling thread: one worker, a simulated disk, any device. Nothing runs but by `step`, so
-//! that a server and its clients can run from one seed.
+//! A whole server in the calling thread: one worker, a simulated disk, any device. It moves only by `step`, so that a server and its clients can run
+//! from one seed.
 //!
-//! Work that has a thread of its own elsewhere (the syncs of metadata's log) is run by `step`, too, sooner or later as
-//! the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
+//! Work that has a thread of its own in other servers (the syncs of metadata's log) is run by `step`, too. Random numbers decide when, so that other
+//! tasks run in between, as they would beside a thread.
 
 use super::recovery::RecoveryError;
 use super::{ServeOptions, StartError, acceptor, background, build, recovery, shown_windows};
@@ -10,7 +10,6 @@ use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
 use crate::rnics::{RnicIndex, RnicQueues};
-use crate::rpc::shared_receives::RECEIVES_OF_WORKER;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
@@ -22,16 +21,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Completions the one queue holds.
-const CQ_DEPTH: u32 = 4096;
 /// It has one RNIC.
 const RNIC: RnicIndex = RnicIndex(0);
-/// One in so many steps runs a sync that somebody waits for; all do when nothing else is left to do.
+/// One in so many steps runs a sync that is waited for. If nothing else is left to do, every step does.
 const COMMITS_ONE_IN: u64 = 4;
 
-/// A server that moves only when told to.
+/// A server that moves only by `step`.
 pub struct OneThreadServer {
-    // Declared in the order they must go: tasks before what they use.
+    // Declared in the order in which they must be dropped: tasks before the things they use.
     worker: Worker,
     context: Rc<WorkerContext>,
     listener: Box<dyn Listener>,
@@ -40,21 +37,21 @@ pub struct OneThreadServer {
     commits: Commits,
 }
 
-/// What makes things durable for everybody who waits.
+/// The syncs of metadata, for all waiters.
 struct Commits {
     meta: Arc<Committer>,
     random: Arc<dyn Random>,
-    /// Each is run before anything else.
+    /// Whether each sync is run before anything else.
     at_once: Cell<bool>,
 }
 
 impl Commits {
-    /// Runs one if somebody waits for it.
+    /// Runs a sync if there is a waiter.
     fn run(&self) -> bool {
         self.meta.commits().step()
     }
 
-    /// Runs one now, or first another thing, or it is the only thing left.
+    /// Runs a sync or something else, as the random numbers say; a sync if there is nothing else.
     fn run_beside(&self, other: impl FnOnce() -> bool) -> bool {
         if (self.at_once.get() || self.random.next_u64().is_multiple_of(COMMITS_ONE_IN)) && self.run() {
             return true;
@@ -64,12 +61,11 @@ impl Commits {
 }
 
 impl OneThreadServer {
-    /// Builds it; `open_disk` makes its disk over the frames' memory, with all pages of `SumLayout::new([pool_pages])`.
-    /// Listens on the first endpoint of `options`. It has recovered when this returns; `others` moves
-    /// whatever else moves in this thread meanwhile.
+    /// Builds the server. `open_disk` makes its disk over the frames' memory, with all pages of `SumLayout::new([pool_pages])`. Listens at the first
+    /// endpoint of `options`. Recovery is done when this returns; `others` moves everything else in this thread meanwhile.
     ///
     /// # Errors
-    /// As a server with threads.
+    /// The errors of the start of a server with threads.
     #[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
     pub fn start(
         meta: Arc<Meta>,
@@ -91,7 +87,7 @@ impl OneThreadServer {
             build(meta, committed, layout, None, device.clone().into(), clock.clone(), random, options)?;
         let frames = server.files.pages().frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
-        let queues = server.rnics.get(RNIC).create_queues(CQ_DEPTH, RECEIVES_OF_WORKER as u32)?;
+        let queues = server.rnics.get(RNIC).create_queues()?;
         let worker = Worker::new(vec![queues.cq.clone()], None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
@@ -117,17 +113,17 @@ impl OneThreadServer {
         Ok(Self { worker, context, listener, queues, server, commits })
     }
 
-    /// What it shares.
+    /// The state that its tasks share.
     pub fn server(&self) -> &Arc<Server> {
         &self.server
     }
 
-    /// From now on syncs of metadata are run as soon as they are asked for.
+    /// Runs syncs of metadata as soon as they are asked for, from now on.
     pub fn commit_at_once(&self) {
         self.commits.at_once.set(true);
     }
 
-    /// When its next timer is due: what a simulation moves the clock to when nothing else moves.
+    /// The time of its next timer: a simulation moves the clock there when nothing else moves.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.worker.next_deadline()
     }
@@ -141,7 +137,7 @@ impl OneThreadServer {
             return true;
         }
         self.commits.run_beside(|| {
-            // Only a ring can fail, and there is none.
+            // Only a ring can fail, and this server has none.
             let mut on_completion = |(_, completion)| self.context.on_completion(RNIC, completion);
             self.worker.step(&mut on_completion).unwrap_or(false)
         })

@@ -1,7 +1,7 @@
-//! Recovery behind the store's own: the promises of batches about the pool, before any client is served.
+//! Recovery after the store's own: everything that the batches promise about the pool, before any client is served.
 //!
-//! docs/log.md has the decision table, "Recovery, whole". Its rows about files and batches are `meta::disk_store`'s; those about cuts, orphans
-//! and requests are in the modules of these, and work on records that are whole by then. The rest is here:
+//! docs/log.md has the decision table, "Recovery, whole". The rows about files and batches are in `meta::disk_store`. Those about cuts, orphans and
+//! requests are in the modules of these, and work on records that are whole by then. The rest is here:
 //!
 //! | found | action |
 //! | --- | --- |
@@ -21,24 +21,24 @@ use cuttlefs_common::status::Status;
 /// Images that are read and written at once: 1 MiB.
 const IMAGES_AT_ONCE: usize = 256;
 
-/// What stands in the way of a start.
+/// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
-    /// The store's disk fails.
+    /// The store's disk failed.
     #[error("{what}: {status}; the log above names the disk")]
     Store {
-        /// What cannot be done.
+        /// The action that failed.
         what: &'static str,
-        /// What the store said.
+        /// The store's error.
         status: Status,
     },
-    /// The pool's disk fails.
+    /// The pool's disk failed.
     #[error("synced pages cannot be put in their places: {0}; mend the pool's devices, then start again")]
     Disk(#[from] IoError),
-    /// Their data sync fails.
+    /// The sync of the pool's disk failed.
     #[error("synced pages cannot be put in their places: {0}; mend the pool's devices, then start again")]
     Sync(std::io::Error),
-    /// Nobody waits for it any more.
+    /// The start was cancelled.
     #[error("it was stopped")]
     Stopped,
 }
@@ -50,13 +50,13 @@ fn store_fails(what: &'static str) -> impl FnOnce(Status) -> RecoveryError {
 /// Recovers.
 ///
 /// # Errors
-/// What stands in the way.
+/// If a disk fails, or the start is cancelled.
 pub(super) async fn run(server: &Server, disk: &dyn Disk) -> Result<(), RecoveryError> {
     put_images(server, disk).await?;
     server.files.committer.flush().await.map_err(store_fails("metadata cannot be made durable"))
 }
 
-/// Puts what was synced, and is in images only, in its places.
+/// Writes the pages that have images to their places.
 async fn put_images(server: &Server, disk: &dyn Disk) -> Result<(), RecoveryError> {
     let (mut behind, mut put) = (None, 0);
     loop {

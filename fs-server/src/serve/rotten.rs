@@ -1,8 +1,8 @@
 //! The files of pages that a scrub found rotten.
 //!
-//! No record names a pool page's file, and one for each page would cost every write. So it takes a walk through all extents, about a
-//! second for a million, on a thread of its own: no request waits for it, and it holds no lock. One walk goes at a time, for all pages
-//! that have been found by then; it ends with the server.
+//! No record says which file a pool page belongs to; keeping one for each page would slow down every write. So that takes a walk through all extents,
+//! about a second for a million, on a thread of its own: no request waits for it, and it holds no lock. There is one walk at a time, for all pages
+//! that were found by then. It ends with the server.
 
 use crate::server::Server;
 use cuttlefs_common::ids::{FilePage, PoolPage};
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The walk under way.
 #[derive(Debug, Default)]
 pub struct RottenPages {
-    /// Acquired by who begins one, released at its end.
+    /// Acquired by the caller that begins a walk, released at its end.
     is_busy: AtomicBool,
 }
 
 impl RottenPages {
-    /// Has the log say which files these pages belong to. `false`: there is a walk under way; ask again later.
+    /// Starts a walk that logs the files of these pages. `false`: a walk is already under way; ask again later.
     pub fn name(&self, server: &Arc<Server>, pages: &[PoolPage]) -> bool {
         if self.is_busy.swap(true, Ordering::Acquire) {
             return false;
@@ -39,7 +39,7 @@ impl RottenPages {
     }
 }
 
-/// Looks for these pages, which are sorted, in an extent: pool page and file page.
+/// The pages of a sorted list that are in an extent: pool page and file page of each.
 fn found_in(extent: Extent, pages: &[u64]) -> impl Iterator<Item = (u64, FilePage)> {
     let first = extent.pool_page.0;
     let from = pages.partition_point(|page| *page < first);
@@ -48,7 +48,7 @@ fn found_in(extent: Extent, pages: &[u64]) -> impl Iterator<Item = (u64, FilePag
 }
 
 fn walk(server: &Server, pages: &[u64]) {
-    // Counted and logged where it fails.
+    // An error is counted and logged where it happens.
     let _ = server.meta.all_extents(&mut |ino, extent| {
         for (pool_page, page) in found_in(extent, pages) {
             tracing::error!(

@@ -1,17 +1,16 @@
-//! The memory that a server shows to initiators that translate: frames, residency table and file table.
+//! The memory that a server shows to initiators that translate addresses themselves: frames, residency table and file table.
 //!
-//! A client over a link that maps memory gets them mapped, for reading; such clients are processes of root and of the server's own user on
-//! this machine. Over other links they are regions for READs whose keys clients are told, only where all clients are trusted: a client that
-//! can read the frames can read every file. Where clients are not trusted nothing is registered, so that there is no key to guess. Each RNIC
-//! has keys of its own.
+//! A client on a link that shares memory maps it read-only. Such clients are processes of root and of the server's own user on this machine. On other
+//! links it is registered for READs, and clients are told the keys, only if all clients are trusted: a client that can read the frames can read every
+//! file. If clients are not trusted, nothing is registered, so that there is no key to guess. Each RNIC has keys of its own.
 
 use crate::pages::policy::Exposure;
 use crate::server::Server;
 use cuttlefs_common::rdma::{Access, RdmaError, WindowId};
 
-/// Shows the windows to who connects to listeners of the server's domains; with `trust` to everybody.
+/// Shows the windows to clients on links that share memory; with `trust` to all clients.
 pub(super) fn show(server: &Server, trust: bool) -> Result<(), RdmaError> {
-    // What the NIC must fault for, nobody is to read by himself.
+    // With this policy a NIC must take the page faults, so no client may read by itself.
     if server.files.pages().policy().exposure == Exposure::Faulting {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! One worker thread: its queues (one of each RNIC), ring, context and tasks, from start to stop.
+//! One worker thread: its queues (one for each RNIC), ring, context and tasks, from start to stop.
 
 use super::recovery::RecoveryError;
 use super::{Door, StartError, Storage, background, held_memory, join, recovery};
@@ -6,7 +6,6 @@ use crate::files;
 use crate::pages::ScrubOptions;
 use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
 use crate::rnics::{RnicIndex, RnicQueues};
-use crate::rpc::shared_receives::RECEIVES_OF_WORKER;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::{Worker, WorkerHandle};
@@ -14,12 +13,10 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// Completions a worker's queue of an RNIC holds: every connection may have a few of each kind outstanding.
-const CQ_DEPTH: u32 = 64 * 1024;
 /// Accepted connections a worker has not adopted yet.
 const MAX_UNADOPTED: usize = 1024;
 
-/// A worker thread that runs.
+/// A running worker thread.
 pub(super) struct WorkerThread {
     door: Door,
     thread: JoinHandle<()>,
@@ -33,7 +30,7 @@ impl WorkerThread {
         storage: &Storage,
         scrub: ScrubOptions,
     ) -> Result<Self, StartError> {
-        let queues = server.rnics.create_queues(CQ_DEPTH, RECEIVES_OF_WORKER as u32)?;
+        let queues = server.rnics.create_queues()?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, StartError>>();
         let (server, storage, own) = (server.clone(), storage.clone(), queues.clone());
@@ -69,7 +66,7 @@ impl WorkerThread {
             }
             let on_completion = |(place, completion)| context.on_completion(RnicIndex(place), completion);
             if let Err(error) = worker.run(on_completion) {
-                // Its tasks hold locks, slots and what was taken for write-backs: as with a panic, nothing goes on.
+                // The worker's tasks hold locks, slots and pages taken for write-back, so that nothing could go on: as with any panic.
                 panic!("worker {index}: {error}");
             }
             if index == 0 {
@@ -137,8 +134,8 @@ fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, StartE
     opened.map(Rc::new).map_err(|source| StartError::System { action, source })
 }
 
-/// A clean end: all that was acknowledged becomes durable. On the worker itself, for a write-back or an eviction that
-/// was under way when it was stopped holds locks, and only there it can end.
+/// The clean end of worker 0: makes all acknowledged changes durable. This runs on the worker itself, because a write-back or an eviction that was
+/// interrupted holds locks, and can end only there.
 fn finish(worker: &Worker, context: &Rc<WorkerContext>, disk: SummedDisk) {
     let task = context.clone();
     let all = async move {

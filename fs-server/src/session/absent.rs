@@ -1,7 +1,7 @@
-//! Clients without a session that may come back: their peers, and the choice of the one that is forgotten first.
+//! Clients without a session that may come back: their peers, and which of them are forgotten first.
 //!
-//! Metadata keeps their last requests (`meta`), so there is a bound: [`MAX_ABSENT`] for all. Beyond it the peer with most of
-//! them loses the one that has been away for longest. So a peer that makes clients by the thousand pushes out its own.
+//! Metadata keeps their last requests (`meta`), so they are bounded by [`MAX_ABSENT`] in all. Beyond that the peer with the most of them loses the
+//! one that has been away for longest, so that a peer with thousands of clients pushes out only its own.
 
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::rdma::PeerKey;
@@ -10,22 +10,22 @@ use std::collections::{HashMap, VecDeque};
 /// Clients without a session whose last requests are remembered.
 pub(crate) const MAX_ABSENT: usize = 1024;
 
-/// Who went first is in front.
+/// The clients, the one that has been away for longest in front.
 #[derive(Debug, Default)]
 pub(super) struct Absent(VecDeque<(ClientId, PeerKey)>);
 
 impl Absent {
-    /// Whose a client is, if it is away.
+    /// The peer of a client, if the client is away.
     pub(super) fn owner(&self, client: ClientId) -> Option<&PeerKey> {
         self.0.iter().find(|(known, _)| *known == client).map(|(_, owner)| owner)
     }
 
-    /// It is back.
+    /// Notes that a client is back.
     pub(super) fn remove(&mut self, client: ClientId) {
         self.0.retain(|(known, _)| *known != client);
     }
 
-    /// They are away. Gives those to be forgotten for it.
+    /// Notes that clients are away. Returns those that must be forgotten instead.
     pub(super) fn extend(&mut self, clients: impl IntoIterator<Item = (ClientId, PeerKey)>) -> Vec<ClientId> {
         self.0.extend(clients);
         let many = self.0.len().saturating_sub(MAX_ABSENT);

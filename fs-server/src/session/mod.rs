@@ -1,36 +1,37 @@
 //! Sessions: the clients, how long they may be silent, and the requests that they have already made.
 //!
-//! After NFSv4.1 (RFC 8881 section 2.10): a client draws a secret, whose hash is its id (`SessionSecret`), and attaches; each connection uses its own slot;
-//! a slot has one request in flight; a retransmission carries the same sequence number and gets the first answer.
+//! As in NFSv4.1 (RFC 8881 section 2.10), a client draws a secret, whose hash is its id (`SessionSecret`), and attaches. Each of its connections uses
+//! a slot of its own. A slot has one request in flight. A retransmission has the same sequence number and gets the first answer.
 //!
 //! # Invariants
 //! * A mutation runs once for each (session, slot, seq).
-//! * Each of a session's connections was made by the user who made the session, and said the client's secret.
+//! * Each connection of a session comes from the user who made the session, and has presented the client's secret.
 //! * A session's number is never 0 and never reused within the life of a server; it owns the session's filekeys.
 //!
-//! A request's effect and its answer are one batch of metadata (`SlotRecord`), so a slot's last mutation is known to the next server, too. That
-//! memory outlives the session: a client may be cut off for longer than its lease and send its request once more. Of clients that are away,
-//! `MAX_ABSENT` are remembered.
+//! A request's effect and its answer are one batch of metadata (`SlotRecord`), so that the next server knows a slot's last mutation, too. The record
+//! outlives the session, because a client may be cut off for longer than its lease and send its request once more. `MAX_ABSENT` clients without a
+//! session are remembered.
 //!
 //! # The grace period
-//! A new server does not know which files the clients of the one before it have open. Until all of them have said that they have reclaimed
-//! their files (`Request::Recovered`), or one lease has passed, no unlinked file is freed, and no lock is granted (`locks`). When the files
-//! that no client reclaimed have been freed, all is *settled*; `rpc/handlers/grace.rs` says which requests wait until then.
+//! A new server does not know which files the clients of the server before have open. Until all of them have said that they have reclaimed their
+//! files (`Request::Recovered`), or one lease has passed, no unlinked file is freed, and no lock is granted (`locks`). When the files that no client
+//! reclaimed have been freed, all is *settled*. `rpc/handlers/grace.rs` says which requests wait until then.
 //!
-//! # Changes that clients bring back
-//! After a kill, answered changes may be with their clients only, which make them again before they say `Recovered`. Until they have, the
-//! server is *gathering*: no other client is told the contents of files. It ends when all are back. The server waits `GATHER` from its start
-//! for clients that are not here, and `GATHER_HERE` for those that are here and have not said `Recovered`.
+//! # Changes that clients restore
+//! After a kill, clients may have the only copies of answered changes, and restore these before they say `Recovered`. Until all have, the server is
+//! *gathering*: no other client is told the contents of files. The server waits `GATHER` from its start for clients that have not connected, and
+//! `GATHER_HERE` for those that have connected and not said `Recovered`.
 //!
 //! # Retransmitted requests
-//! Each client says with `Recovered` which requests it has no answer to. For those that were done, the answers in their slots' records are put
-//! into the slots then (`rpc/handlers/recall.rs`), as if this server had given them. A file that such an answer opens is open from then on: no
-//! longer an orphan that the end of the grace period frees.
+//! With `Recovered` each client names the requests to which it has no answer. If such a request was done, the answer in its slot's record is put into
+//! the slot (`rpc/handlers/recall.rs`), as if this server had given it. If the answer opens a file, the file is open from then on, and no longer an
+//! orphan that the end of the grace period frees.
 //!
 //! # Failure
-//! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
+//! The session of a client that is silent for the lease ends: the reaper gets its number and revokes its filekeys.
 
 mod absent;
+mod closed_keys;
 mod slot;
 
 pub(crate) use slot::{Admission, Slot};
@@ -38,6 +39,7 @@ pub(crate) use slot::{Admission, Slot};
 use crate::meta::ClientRecord;
 use crate::shares::{Peer, Resource, Taken};
 use absent::Absent;
+use closed_keys::ClosedKeys;
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex};
 use cuttlefs_common::rdma::{PeerKey, RegionOwner};
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
@@ -49,18 +51,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a server that was killed waits for clients to connect again that may hold answered changes. They try every second;
-/// a handshake, and a busy machine, take the rest.
+/// How long a server waits, after a kill of the one before, for clients to connect that may have answered changes. Clients try every second; the rest
+/// is for a handshake on a busy machine.
 pub const GATHER: Duration = Duration::from_secs(3);
 
-/// How long it waits for those that have connected and have not brought back all: 32 MiB each take a part of a second, and one that never
-/// says that it is done must not hold others up for a lease.
+/// How long it waits for clients that have connected and not restored all. Each has at most 32 MiB to restore, which takes part of a second, and a
+/// client that never finishes must not hold up others for a lease.
 const GATHER_HERE: Duration = Duration::from_secs(10);
 
-/// Bytes of a label at most: a host name (64) and the end of a path. `status` lists many in one message.
+/// Longest label in bytes: a host name (64) and the end of a path. `status` lists many labels in one message.
 const LABEL_MAX: usize = 128;
 
-/// A label as it is logged and shown: what people can read, for it goes to terminals, and not more than there is room for.
+/// A label as it is logged and shown: without characters that people cannot read, for it is printed on terminals, and cut to `LABEL_MAX`.
 fn clean_label(label: &str) -> String {
     let mut clean = String::new();
     for character in label.chars() {
@@ -73,81 +75,81 @@ fn clean_label(label: &str) -> String {
     clean
 }
 
-/// Whether a character stands for itself: no control character, and none that hides or turns round others.
+/// Whether a character is shown as itself: it is no control character, and none that hides others or changes their direction.
 fn is_shown(character: char) -> bool {
     let is_format = matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     !character.is_control() && !is_format
 }
 
-/// One client.
+/// A session of a client.
 pub struct Session {
     number: RegionOwner,
     client: ClientId,
     label: String,
     root: InodeNo,
     slots: Vec<Mutex<Slot>>,
-    /// Monotonic milliseconds of the last request. Written by workers, read by the reaper; relaxed, as being late
-    /// by one request does not matter against a lease of seconds.
+    /// Monotonic milliseconds at the last request. Written by workers, read by the reaper. Relaxed: one request more or less does not matter for a
+    /// lease of seconds.
     last_seen_ms: AtomicU64,
     ended: AtomicBool,
-    /// Connections attached now.
+    /// The number of attached connections.
     connections: AtomicU64,
     reclaimed: Mutex<Reclaimed>,
+    closed_keys: ClosedKeys,
     /// Whose share it counts against.
     place: Taken,
 }
 
-/// Filekeys of the last attempt of a client to reclaim its files, which is over one connection. As many as the client
-/// may have open.
+/// Filekeys of a client's last attempt to reclaim its files, all over one connection. As many as the client may have open.
 #[derive(Default)]
 struct Reclaimed {
-    /// Its number within the server.
+    /// The connection's number.
     connection: u64,
     filekeys: Vec<FileKey>,
-    /// How many there are when those that were closed since are looked for.
+    /// The number of filekeys beyond which those that were closed since are removed.
     prune_beyond: usize,
 }
 
-/// Reclaimed filekeys that are kept without looking whether they were closed since.
+/// The number of reclaimed filekeys up to which closed ones are not looked for.
 const RECLAIMED_UNLOOKED: usize = 4096;
 
 impl Session {
-    /// Owner of the session's filekeys.
+    /// The session's number, which owns its filekeys.
     pub fn number(&self) -> RegionOwner {
         self.number
     }
 
-    /// The client's identity.
+    /// The client's id.
     pub fn client(&self) -> ClientId {
         self.client
     }
 
-    /// Host and mount point, for people.
+    /// The client's host and mount point, for people.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// Whose share it counts against.
+    /// The peer in whose share the session counts.
     pub fn peer(&self) -> &Arc<Peer> {
         self.place.peer()
     }
 
-    /// The directory this client sees as root.
+    /// The directory that the client sees as the root.
     pub fn root(&self) -> InodeNo {
         self.root
     }
 
-    /// Whether it is over.
+    /// Whether the session has ended.
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Connections attached now.
+    /// The number of attached connections.
     pub fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// A connection came (`+1`) or went.
+    /// Notes that a connection was attached (`came`) or has ended.
     pub fn note_connection(&self, came: bool) {
         if came {
             self.connections.fetch_add(1, Ordering::Relaxed);
@@ -156,13 +158,18 @@ impl Session {
         }
     }
 
+    /// Filekeys that its client has closed and may have counted reads of.
+    pub(crate) fn closed_keys(&self) -> &ClosedKeys {
+        &self.closed_keys
+    }
+
     /// The slot of a request.
     pub fn slot(&self, index: SlotIndex) -> Result<&Mutex<Slot>, Status> {
         self.slots.get(usize::from(index.0)).ok_or(Status::BadSequence)
     }
 
-    /// Notes filekeys that a recovery was given over a connection. Gives those of an attempt before it: it broke, and
-    /// the client may not even have heard of them, so they are to be closed.
+    /// Notes filekeys that were reclaimed over a connection. Returns those of an earlier attempt, over another connection: the client may not have
+    /// got their numbers, so the caller closes them.
     pub fn note_reclaimed(&self, connection: u64, filekeys: impl Iterator<Item = FileKey>) -> Vec<FileKey> {
         let mut reclaimed = self.reclaimed.lock();
         let unknown = if reclaimed.connection == connection {
@@ -175,8 +182,8 @@ impl Session {
         unknown
     }
 
-    /// Forgets reclaimed filekeys that were closed since: a client may reclaim and close as often as it likes. Looks when there
-    /// are twice as many as were open at the look before.
+    /// Forgets reclaimed filekeys that were closed since, because a client may reclaim and close as often as it likes. Looks for them when there are
+    /// twice as many as were open at the last look.
     pub fn prune_reclaimed(&self, is_open: impl Fn(FileKey) -> bool) {
         let mut reclaimed = self.reclaimed.lock();
         if reclaimed.filekeys.len() > reclaimed.prune_beyond.max(RECLAIMED_UNLOOKED) {
@@ -193,19 +200,19 @@ impl Session {
 /// All sessions of a server.
 pub struct Sessions {
     by_client: Mutex<BTreeMap<ClientId, Arc<Session>>>,
-    /// Taken after `by_client`.
+    /// Locked after `by_client`.
     absent: Mutex<Absent>,
-    /// Clients of the server before this one that may have files to reclaim.
+    /// Clients of the server before this one that may still reclaim files.
     recovering: Mutex<BTreeSet<ClientId>>,
-    /// Monotonic milliseconds when they are no longer waited for. Relaxed, as what follows: a look that comes late changes nothing.
+    /// Monotonic milliseconds at which the grace period ends. Relaxed, like the next fields: it does not matter if a reader sees a change late.
     grace_until_ms: AtomicU64,
     /// Monotonic milliseconds of the last `tick`.
     ticked_ms: AtomicU64,
-    /// Clients may still bring back what was answered. Cleared once. Relaxed: who reads an old `true` looks again.
+    /// Whether clients may still restore answered changes. Cleared once. Relaxed: a reader of an old `true` reads again.
     gathering: AtomicBool,
-    /// Monotonic milliseconds when only clients that are here are waited for.
+    /// Monotonic milliseconds from which on only connected clients are waited for.
     gather_until_ms: AtomicU64,
-    /// The grace period is over, and what it kept has been freed. Set once, after that (release); read before each request
+    /// Whether the grace period is over and the files that it kept have been freed. Set once, after that (release); read before each request
     /// (acquire).
     settled: AtomicBool,
     clock: Arc<dyn Clock>,
@@ -214,7 +221,7 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// No sessions yet. `before`: the clients that are not forgotten. Also gives those to be forgotten now.
+    /// No sessions yet. `before`: the remembered clients. Also returns those that must be forgotten now.
     pub fn new(
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
@@ -241,33 +248,33 @@ impl Sessions {
         (sessions, forgotten)
     }
 
-    /// Whether there is still somebody to wait for before an unlinked file may be freed.
+    /// Whether clients may still reclaim files, so that no unlinked file may be freed.
     pub fn is_grace_period(&self) -> bool {
         if self.recovering.lock().is_empty() {
             return false;
         }
         let now = self.now_ms();
-        // Whoever stood still cannot say that nobody came meanwhile.
+        // A server that stood still cannot know that no client came meanwhile.
         now < self.grace_until_ms.load(Ordering::Relaxed) || self.stood_still(now)
     }
 
-    /// How many clients may still come back for what they had.
+    /// How many clients may still reclaim files.
     pub fn awaited(&self) -> usize {
         if self.is_grace_period() { self.recovering.lock().len() } else { 0 }
     }
 
-    /// The server before this one was killed, and answers of it are not durable. Before the first request.
+    /// Begins to gather: the server before was killed, and some of its answers are not durable. Called before the first request.
     pub fn gather(&self) {
         self.gather_until_ms.store(self.now_ms() + GATHER.as_millis() as u64, Ordering::Relaxed);
         self.gathering.store(true, Ordering::Relaxed);
     }
 
-    /// No client of the server before this one is left, as somebody knows who has a pool for himself.
+    /// Ends the gathering: the caller knows that no client of the server before is left.
     pub fn gathered(&self) {
         self.gathering.store(false, Ordering::Relaxed);
     }
 
-    /// Whether clients may still bring back what was answered.
+    /// Whether clients may still restore answered changes.
     pub fn is_gathering(&self) -> bool {
         if !self.gathering.load(Ordering::Relaxed) {
             return false;
@@ -282,7 +289,7 @@ impl Sessions {
         goes_on
     }
 
-    /// Whether a client of the server before this one is here and has not said `Recovered`.
+    /// Whether a client of the server before has connected and not said `Recovered`.
     fn some_are_recovering(&self) -> bool {
         let by_client = self.by_client.lock();
         let recovering = self.recovering.lock();
@@ -293,13 +300,13 @@ impl Sessions {
         self.clock.monotonic().as_millis() as u64
     }
 
-    /// Whether this server did nothing for so long that clients' silence says nothing of them.
+    /// Whether this server did nothing for so long that the silence of clients means nothing.
     fn stood_still(&self, now_ms: u64) -> bool {
         now_ms.saturating_sub(self.ticked_ms.load(Ordering::Relaxed)) > self.lease.as_millis() as u64 / 2
     }
 
-    /// Is called several times a lease. If this machine or process stood still since the last time, stopped or suspended, all
-    /// clients get their time again: they could not be heard.
+    /// Called several times during a lease. If this machine or process stood still since the last call (stopped or suspended), all clients get their
+    /// time again, because they could not be heard.
     pub fn tick(&self) {
         let now = self.now_ms();
         if self.stood_still(now) {
@@ -312,34 +319,34 @@ impl Sessions {
         self.ticked_ms.store(now, Ordering::Relaxed);
     }
 
-    /// Whether the grace period is over and no file waits any more for its end.
+    /// Whether the grace period is over, and the files that it kept have been freed.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Ordering::Acquire)
     }
 
-    /// From now on it is.
+    /// Notes that this is so.
     pub fn settled(&self) {
         self.settled.store(true, Ordering::Release);
     }
 
-    /// Whether a client has no more to reclaim.
+    /// Whether a client has reclaimed all of its files.
     pub fn has_recovered(&self, client: ClientId) -> bool {
         !self.recovering.lock().contains(&client)
     }
 
-    /// After the grace period: who did not come back.
+    /// The clients that did not come back in the grace period.
     pub fn take_lost(&self) -> Vec<ClientId> {
         let by_client = self.by_client.lock();
         let recovering = std::mem::take(&mut *self.recovering.lock());
         recovering.into_iter().filter(|client| !by_client.contains_key(client)).collect()
     }
 
-    /// This client has reclaimed what it had open, or will not.
+    /// Notes that a client has reclaimed its files, or will not.
     pub fn recovered(&self, client: ClientId) {
         self.recovering.lock().remove(&client);
     }
 
-    /// Whether this client had a session when the server before this one ended, and may still come back for what it had.
+    /// Whether a client had a session when the server before ended, and may still reclaim files and locks.
     pub fn may_reclaim(&self, client: ClientId) -> bool {
         self.is_grace_period() && self.recovering.lock().contains(&client)
     }
@@ -349,12 +356,12 @@ impl Sessions {
         self.lease
     }
 
-    /// The client's session and whether it is a new one, which counts against the peer's share. Whose secret the client's id
-    /// was made of, he has proven by saying it; whose the client was before, with a session or without, is to be the same user, too.
-    /// A client keeps the root it first attached with.
+    /// The client's session, and whether it is new; a new one takes a place of the peer's share. The client has proven its id by the secret of which
+    /// the id is made. The peer must be the one to which the client belonged before, with a session or without. A client keeps the root of its first
+    /// attach.
     ///
     /// # Errors
-    /// `Denied` to another user, `Busy` beyond the share.
+    /// `Denied` to another peer, `Busy` if the share is used up.
     pub fn attach(
         &self,
         client: ClientId,
@@ -389,6 +396,7 @@ impl Sessions {
             ended: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             reclaimed: Mutex::default(),
+            closed_keys: ClosedKeys::default(),
             place,
         });
         session.touch(self.clock.monotonic());
@@ -406,7 +414,7 @@ impl Sessions {
     /// Notes a request of the session.
     ///
     /// # Errors
-    /// `SessionExpired` if it is over.
+    /// `SessionExpired` if the session has ended.
     pub fn note_request(&self, session: &Session) -> Result<(), Status> {
         if session.is_ended() {
             return Err(Status::SessionExpired);
@@ -415,7 +423,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Ends a session now. The caller revokes its filekeys.
+    /// Ends a session. The caller revokes its filekeys.
     pub fn end(&self, session: &Session) {
         if !session.ended.swap(true, Ordering::AcqRel) {
             self.by_client.lock().remove(&session.client);
@@ -424,7 +432,7 @@ impl Sessions {
         }
     }
 
-    /// Ends every session that was silent for the lease and returns them.
+    /// Ends every session that was silent for the lease, and returns them.
     pub fn expire(&self) -> Vec<Arc<Session>> {
         self.tick();
         let now = self.clock.monotonic().as_millis() as u64;
@@ -443,7 +451,7 @@ impl Sessions {
         gone
     }
 
-    /// These clients are away and may come back. Gives those to be forgotten for it.
+    /// Notes that clients are away and may come back. Returns those that must be forgotten instead.
     pub fn note_absent(&self, clients: impl IntoIterator<Item = (ClientId, PeerKey)>) -> Vec<ClientId> {
         self.absent.lock().extend(clients)
     }
@@ -454,7 +462,7 @@ impl Sessions {
     }
 }
 
-/// A peer for tests that need one.
+/// A peer for tests.
 #[cfg(test)]
 pub(crate) fn root_peer() -> Arc<Peer> {
     use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
@@ -616,7 +624,7 @@ mod tests {
         assert!(!sessions.is_gathering());
     }
 
-    /// Time goes on with the server.
+    /// Lets time pass while the server runs.
     fn pass(clock: &ManualClock, sessions: &Sessions, seconds: usize) {
         for _ in 0..seconds {
             clock.advance(Duration::from_secs(1));

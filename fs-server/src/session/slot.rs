@@ -1,4 +1,4 @@
-//! One slot's memory: its last request and the answer.
+//! The state of one slot: its last request and the answer.
 //!
 //! | request's seq | slot is idle                    | slot is busy                        |
 //! |---------------|---------------------------------|-------------------------------------|
@@ -6,43 +6,43 @@
 //! | last          | replay the answer, or run again if it changed nothing | wait: answer goes to the newest connection |
 //! | other         | `BadSequence`                   | `BadSequence`                       |
 //!
-//! A fresh slot takes any number as its first: the client has counted on with the server before this one. If that server did
-//! the request, its answer comes here first (`recall`).
+//! A fresh slot takes any number as its first, for the client goes on with the numbers that it used with the server before. If that server did the
+//! request, its answer is put here first (`recall`).
 
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// Largest answer kept for a replay; answers of mutations are far smaller.
+/// Largest answer that is kept for a replay. Answers to mutations are far smaller.
 pub(super) const MAX_CACHED_REPLY: usize = 4096;
 
-/// What to do with an arriving request.
+/// What is done with an arriving request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Run it.
+    /// The request is run.
     Run,
-    /// It was answered before: send this again.
+    /// The request was answered before, with this reply, which is sent again.
     Replay(Arc<[u8]>),
-    /// It is running: whoever runs it will answer on the newest connection it came in on.
+    /// The request is running. Its answer will go to the newest connection on which it came in.
     Running,
 }
 
-/// Last request of a slot.
+/// The last request of a slot.
 #[derive(Debug, Default)]
 pub struct Slot {
     last: Option<u64>,
     busy: bool,
     reply: Option<Arc<[u8]>>,
-    /// Connection that waits for the answer: its number within the server, which grows.
+    /// The number of the connection that waits for the answer. Numbers of connections grow.
     answer_to: u64,
 }
 
 impl Slot {
-    /// Whether no request has come, nor is one recalled.
+    /// Whether the slot has had no request yet, and no recalled answer.
     pub fn is_fresh(&self) -> bool {
         self.last.is_none()
     }
 
-    /// The server before this one did this request: this is its answer. `false`: the slot is not fresh, and stays as it is.
+    /// Puts in the answer of a request that the server before did. `false`: the slot is not fresh, and stays as it is.
     pub fn recall(&mut self, seq: u64, reply: Arc<[u8]>) -> bool {
         let is_fresh = self.is_fresh();
         if is_fresh {
@@ -51,14 +51,14 @@ impl Slot {
         is_fresh
     }
 
-    /// A request arrived on a connection.
+    /// Admits a request that arrived on a connection.
     ///
     /// # Errors
     /// `BadSequence` by the table above.
     pub fn admit(&mut self, seq: u64, connection: u64) -> Result<Admission, Status> {
         match self.last {
             Some(last) if seq == last && self.busy => {
-                // Copies may be looked at in any order; what is behind an older connection nobody reads.
+                // Copies of a request may be handled in any order. Nobody reads answers on an older connection.
                 self.answer_to = self.answer_to.max(connection);
                 Ok(Admission::Running)
             }
@@ -85,7 +85,7 @@ impl Slot {
         self.answer_to = connection;
     }
 
-    /// The request is done; `reply` is kept if it must not run again. Returns the connection to answer on.
+    /// Ends the request; `reply` is kept if the request must not run again. Returns the connection to answer on.
     pub fn finish(&mut self, reply: Option<Arc<[u8]>>) -> u64 {
         self.busy = false;
         self.reply = reply.filter(|reply| reply.len() <= MAX_CACHED_REPLY);

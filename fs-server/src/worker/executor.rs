@@ -1,8 +1,8 @@
 //! A worker's tasks, and the choice of the next one.
 //!
-//! Each task has a payer, the peer in whose name it runs. Ready tasks wait in a [`FairQueue`]: the next is one of the payer that
-//! has had least of this thread's time, so that a peer with a thousand requests keeps others waiting for one poll, not for a
-//! thousand. The cost of a poll is on the payer's account.
+//! Each task has a payer, the peer for which it runs. Ready tasks wait in a [`FairQueue`]: the next is one of the payer that has had the least of
+//! this thread's time, so that a peer with a thousand requests keeps others waiting for one poll, not for a thousand. The time of a poll is charged
+//! to the payer.
 //!
 //! # How it works
 //! A wake-up of a task, on any thread, puts it into `woken` and notifies the worker's signal. The worker moves woken tasks to
@@ -28,7 +28,7 @@ use std::time::Duration;
 /// A task whose result can be awaited.
 pub type Joined<T> = Task<T, Payer>;
 
-/// Ready tasks from any thread.
+/// Tasks that were woken, by any thread.
 struct Woken {
     tasks: SegQueue<Runnable<Payer>>,
     signal: Arc<Signal>,
@@ -38,11 +38,11 @@ struct Woken {
 pub(super) struct Executor {
     woken: Arc<Woken>,
     ready: RefCell<FairQueue<Runnable<Payer>>>,
-    /// Of every task there is.
+    /// The wakers of all tasks.
     alive: Rc<RefCell<Slab<Waker>>>,
 }
 
-/// A task's place among those alive.
+/// A task's entry among the wakers.
 struct Place {
     alive: Rc<RefCell<Slab<Waker>>>,
     index: usize,
@@ -50,7 +50,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Not there any more if the executor is being dropped.
+        // The entry is gone already if the executor is being dropped.
         self.alive.borrow_mut().try_remove(self.index);
     }
 }
@@ -61,7 +61,7 @@ impl Executor {
         Self { woken, ready: RefCell::default(), alive: Rc::default() }
     }
 
-    /// Starts a task at somebody's cost.
+    /// Starts a task on a payer's account.
     pub(super) fn spawn<T: 'static>(
         &self,
         payer: Payer,
@@ -86,18 +86,18 @@ impl Executor {
         joined
     }
 
-    /// Whether a task can run.
+    /// Whether a task is ready to run.
     pub(super) fn has_ready(&self) -> bool {
         !self.ready.borrow().is_empty() || !self.woken.tasks.is_empty()
     }
 
-    /// The task that is next, and who pays for it.
+    /// The next task, and its payer.
     pub(super) fn next(&self) -> Option<(Payer, Runnable<Payer>)> {
         self.line_up();
         self.ready.borrow_mut().pop()
     }
 
-    /// A task of this payer ran for so long. Who has been woken meanwhile has waited for it.
+    /// Charges a payer for the time that its task ran. Tasks that were woken meanwhile have waited for that.
     pub(super) fn charge(&self, payer: Payer, time: Duration) {
         self.line_up();
         self.ready.borrow_mut().charge(payer, time);
@@ -113,8 +113,8 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // Woken, each comes to a queue; dropped there, it is cancelled, and its future goes. That may start no other, for whoever
-        // starts tasks holds the executor weakly, but wake some.
+        // Each woken task comes into a queue, and dropping it there cancels it and drops its future. That may wake other tasks, and starts none,
+        // because all that start tasks hold the executor weakly.
         let alive = std::mem::take(&mut *self.alive.borrow_mut());
         alive.into_iter().for_each(|(_, waker)| waker.wake());
         while let Some((_, task)) = self.next() {

@@ -1,7 +1,7 @@
 //! A worker: one thread's executor and reactor.
 //!
-//! Owns the tasks of the thread, its timers, and the order in which its event sources are looked at. Every RPC is a
-//! task here; disk and RDMA completions wake it; nothing on this thread blocks but the one `poll(2)` in `sleep`.
+//! A worker has the tasks of its thread and its timers, and decides the order in which its event sources are checked. Every RPC is a task here, and
+//! disk and RDMA completions wake it. Nothing on this thread blocks but the one `poll(2)` in `sleep`.
 //!
 //! # How it works
 //! A *pass* looks at every source once: closures from other threads, ready tasks, each RNIC's completion queue, the disk's ring, timers.
@@ -51,21 +51,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use timers::Timers;
 
-/// For how long tasks run in one pass before other sources are looked at: what another peer asks for meanwhile waits for so long,
-/// and for the task in hand. A task polls in about a microsecond; a look at all sources takes less than that.
+/// How long tasks run in one pass before other sources are checked. A request that another peer sends meanwhile waits for this time and for the
+/// running task. A poll of a task takes about a microsecond; a check of all sources takes less.
 const TASKS_A_PASS: Duration = Duration::from_micros(50);
-/// Completions of a queue taken in one pass: a message among them waits in its peer's queue from then on, and not behind others'.
+/// Completions of a queue that are taken in one pass. A message among them waits in its peer's queue from then on, and no longer behind those of
+/// others.
 const COMPLETIONS_A_PASS: usize = 512;
-/// Closures of other threads run in one pass.
+/// Closures of other threads that are run in one pass.
 const JOBS_A_PASS: usize = 16;
-/// How long the worker sleeps if the kernel would not take the ring's entries (it was short of memory), before it
-/// offers them again.
+/// How long the worker sleeps before it offers entries of the ring again that the kernel, being short of memory, did not take.
 const RING_RETRY: Duration = Duration::from_millis(1);
 
 /// Why a worker cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The eventfd others wake it with could not be made.
+    /// The eventfd that wakes it could not be made.
     #[error("a worker cannot make its eventfd; is the limit of open files (ulimit -n) reached? {0}")]
     Signal(#[source] io::Error),
     /// io_uring cannot be entered.
@@ -78,13 +78,13 @@ pub enum WorkerError {
 
 /// One thread's executor and reactor. Made on the thread that runs it.
 pub struct Worker {
-    /// The only strong reference: tasks and spawners hold weak ones, so that dropping the worker drops its tasks.
-    /// First field: tasks go before the disk their futures wait for.
+    /// The only strong reference: tasks and spawners hold weak ones, so that dropping the worker drops its tasks. The first field, so that tasks are
+    /// dropped before the disk that their futures wait for.
     executor: Rc<Executor>,
     timers: Rc<Timers>,
     panics: Rc<Panics>,
     shared: Arc<Shared>,
-    /// One of each RNIC.
+    /// One for each RNIC.
     cqs: Vec<Arc<dyn CompletionQueue>>,
     disk: Option<Rc<UringDisk>>,
 }
@@ -96,11 +96,11 @@ impl std::fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// A worker that drives `cqs` and `disk`; a simulated disk drives itself and is not given here. A completion is handed over with its
-    /// queue's place among `cqs`.
+    /// A worker that drives `cqs` and `disk`; a simulated disk drives itself and is not passed. A completion is handed over with the index of its
+    /// queue in `cqs`.
     ///
     /// # Errors
-    /// If there is no eventfd to be had.
+    /// If the system has no eventfd.
     pub fn new(
         cqs: Vec<Arc<dyn CompletionQueue>>,
         disk: Option<Rc<UringDisk>>,
@@ -117,17 +117,17 @@ impl Worker {
         })
     }
 
-    /// For other threads: wake it, stop it, run something on it.
+    /// A handle for other threads, to wake the worker, stop it, or run a closure on it.
     pub fn handle(&self) -> WorkerHandle {
         WorkerHandle::new(self.shared.clone())
     }
 
-    /// For this thread's tasks: spawn and sleep.
+    /// A handle for this thread's tasks, to spawn tasks and to sleep.
     pub fn spawner(&self) -> Spawner {
         Spawner::new(&self.executor, self.timers.clone(), self.panics.clone())
     }
 
-    /// Starts a task of the server's own that nobody waits for.
+    /// Starts a task on the server's own account that nobody awaits.
     pub fn spawn_local(&self, future: impl Future<Output = ()> + 'static) {
         self.executor.spawn(Payer::OWN, self.panics.clone().hear(future)).detach();
     }
@@ -137,12 +137,12 @@ impl Worker {
         Timers::sleep(&self.timers, duration)
     }
 
-    /// When the next timer is due, by the worker's clock: what a simulation moves its clock to.
+    /// The time of the next timer, by the worker's clock: a simulation moves its clock there.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.timers.next_deadline()
     }
 
-    /// Runs until [`WorkerHandle::stop`]. Tasks that are not done stay, and go on if `run` is called again.
+    /// Runs until [`WorkerHandle::stop`]. Unfinished tasks stay, and go on if `run` is called again.
     ///
     /// # Errors
     /// If the ring or `poll` fails.
@@ -150,7 +150,7 @@ impl Worker {
         self.run_until(on_completion, || self.shared.is_stopped())
     }
 
-    /// `done` may change only on this thread, or with a notification.
+    /// Runs until `done` returns `true`. That may change only on this thread, or with a notification.
     fn run_until(
         &self,
         mut on_completion: impl FnMut((usize, Completion)),
@@ -178,8 +178,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Runs this thread's tasks until `future` is done, or the worker is stopped (`None`): for set-up and tests.
-    /// Completions that arrive meanwhile are dropped.
+    /// Runs this thread's tasks until `future` is done, or the worker is stopped (`None`): for set-up and tests. Completions that arrive meanwhile
+    /// are dropped.
     ///
     /// # Errors
     /// As `run`.
@@ -198,8 +198,8 @@ impl Worker {
         Ok(value)
     }
 
-    /// Runs this thread's tasks, after a stop, until `future` is done. The tasks that were there go on meanwhile:
-    /// they may hold what the future waits for. Completions that arrive are dropped.
+    /// Runs this thread's tasks, after a stop, until `future` is done. The other tasks go on meanwhile, because they may hold locks that the future
+    /// waits for. Completions that arrive are dropped.
     ///
     /// # Errors
     /// As `run`.
@@ -215,8 +215,8 @@ impl Worker {
         Ok(value.expect("the loop ends only when there is a result"))
     }
 
-    /// One step by hand, for a simulation: one closure, one task, one completion, one turn of the disk, or the
-    /// timers that are due; `false` if there was nothing to do. Never sleeps.
+    /// Does one step, for a simulation: one closure, one task, one completion, one turn of the disk, or the due timers. `false` if there was nothing
+    /// to do. Never sleeps.
     ///
     /// # Errors
     /// If the ring fails.
@@ -230,7 +230,7 @@ impl Worker {
         Ok(self.timers.fire())
     }
 
-    /// Looks at every source once; whether there was anything.
+    /// Checks every source once. Returns whether there was anything to do.
     fn pass(
         &self,
         completions: &mut Vec<Completion>,
@@ -244,7 +244,7 @@ impl Worker {
         Ok(any)
     }
 
-    /// Runs tasks that are ready, for as long as a pass has; whether there were any. The time each took is its payer's.
+    /// Runs ready tasks for as long as a pass allows. Returns whether there were any. Charges the time of each to its payer.
     fn run_tasks(&self) -> bool {
         let Some((mut payer, mut task)) = self.executor.next() else { return false };
         let began = Instant::now();
@@ -265,7 +265,7 @@ impl Worker {
         }
     }
 
-    /// Runs a task that is ready, if there is one, as if all took the same time.
+    /// Runs a ready task, if there is one, as if every task took the same time.
     fn run_task(&self) -> bool {
         let Some((payer, task)) = self.executor.next() else { return false };
         task.run();
@@ -299,27 +299,27 @@ impl Worker {
         any
     }
 
-    /// Whether IOs completed or went to the kernel.
+    /// Turns the disk's ring. Returns whether IOs completed or went to the kernel.
     fn turn_disk(&self) -> Result<bool, WorkerError> {
         match &self.disk {
             Some(disk) if disk.has_work() => {
                 let enters = disk.counters().enters;
                 let completed = disk.turn().map_err(WorkerError::Disk)?;
-                // Entries the kernel would not take are no progress: the worker sleeps before it tries again.
+                // Entries that the kernel did not take are no progress: the worker sleeps before it tries again.
                 Ok(completed > 0 || (disk.counters().enters > enters && !disk.has_work()))
             }
             _ => Ok(false),
         }
     }
 
-    /// Sleeps until a source has something, or a timer is due. May return early.
+    /// Sleeps until a source is ready or a timer is due. May return early.
     fn sleep_for_events(&self) -> Result<(), WorkerError> {
         let signal = self.shared.signal();
         signal.set_awake();
         if self.cqs.iter().any(|cq| !cq.arm()) {
             return Ok(());
         }
-        // One that gets ready from here on notifies the signal.
+        // A task that becomes ready after this check notifies the signal.
         if self.executor.has_ready() || self.shared.is_stopped() || self.shared.has_jobs() {
             return Ok(());
         }

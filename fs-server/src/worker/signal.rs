@@ -1,4 +1,4 @@
-//! The wake-up of a worker by other threads: a word, and an eventfd that is written only when the worker sleeps.
+//! The wake-up of a worker by other threads: an atomic word, and an eventfd that is written only when the worker sleeps.
 //!
 //! | state    | set by                         | `wake` does                     |
 //! |----------|--------------------------------|---------------------------------|
@@ -6,8 +6,8 @@
 //! | notified | anyone                         | nothing: it is already noted    |
 //! | asleep   | the worker, only from awake    | -> notified, writes the eventfd |
 //!
-//! Every change is a read-modify-write with acquire and release on one word. So a thread that finds another's value
-//! sees everything that the other did before: the worker that moves *notified* back to *awake* sees the work.
+//! Every change is a read-modify-write with acquire and release on one word. So a thread that finds another thread's value sees everything that the
+//! other did before: the worker that moves *notified* back to *awake* sees the work.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -21,7 +21,7 @@ const ASLEEP: u8 = 2;
 /// A worker's signal.
 #[derive(Debug)]
 pub(super) struct Signal {
-    /// Written by the worker and by all who wake it; see the module's table for the ordering.
+    /// Written by the worker and by all that wake it. The module's table has the order.
     state: AtomicU8,
     event: OwnedFd,
 }
@@ -32,31 +32,31 @@ impl Signal {
         Ok(Self { state: AtomicU8::new(AWAKE), event })
     }
 
-    /// The worker: forgets earlier notifications; it looks at every source after this.
+    /// For the worker: forgets earlier notifications. The worker checks every source after this.
     pub(super) fn set_awake(&self) {
         self.state.swap(AWAKE, Ordering::AcqRel);
     }
 
-    /// The worker: may it sleep? Not if someone notified it since `set_awake`.
+    /// For the worker: whether it may sleep. It may not if it was notified since `set_awake`.
     pub(super) fn fall_asleep(&self) -> bool {
         self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Readable after a wake-up that found the worker asleep.
+    /// The eventfd: readable after a wake-up that found the worker asleep.
     pub(super) fn event(&self) -> &OwnedFd {
         &self.event
     }
 
     /// Makes the eventfd unreadable again.
     pub(super) fn take_event(&self) {
-        // Only EAGAIN can come back, and says that it is unreadable already.
+        // Only EAGAIN can come back: the eventfd is unreadable already.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 
-    /// Anyone, after putting work where the worker looks.
+    /// For any thread, after it has put work where the worker looks.
     pub(super) fn notify(&self) {
         if self.state.swap(NOTIFIED, Ordering::AcqRel) == ASLEEP {
-            // Only EAGAIN can come back, at 2^64 - 1 unread wake-ups: it is readable then, too.
+            // Only EAGAIN can come back, at 2^64 - 1 unread wake-ups: the eventfd is readable then, too.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }

@@ -15,17 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Closures of other threads that wait for a worker. They set up connections, so more than this means that the
-/// worker is stuck; the caller is told, and refuses the connection.
+/// Closures of other threads that may wait for a worker. They set up connections, so more of them mean that the worker is stuck; then the caller gets
+/// an error and refuses the connection.
 pub const INJECTION_DEPTH: usize = 1024;
 
-/// What another thread can have a worker do.
+/// A closure that another thread runs on a worker.
 pub type Job = Box<dyn FnOnce(&Spawner) + Send>;
 
-/// The worker will not run a job; the job was dropped.
+/// The worker will not run a job. The job was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerGone {
-    /// Too many wait already.
+    /// Too many jobs wait already.
     #[error("the worker's queue is full")]
     Full,
     /// The worker was dropped.
@@ -33,14 +33,14 @@ pub enum WorkerGone {
     Ended,
 }
 
-/// What a worker and its handles share.
+/// The state that a worker and its handles share.
 #[derive(Debug)]
 pub(super) struct Shared {
     signal: Arc<Signal>,
     jobs: ArrayQueue<JobBox>,
-    /// Written by handles, read by the worker. Published by the signal's ordering.
+    /// Written by handles, read by the worker. The signal's order publishes it.
     stop: AtomicBool,
-    /// Written by the worker's drop, read by handles: after it, no job will be run.
+    /// Written by the worker's drop, read by handles: no job is run after it.
     closed: AtomicBool,
 }
 
@@ -78,14 +78,14 @@ impl Shared {
         self.jobs.pop().map(|job| job.0)
     }
 
-    /// The worker ends: nothing is taken any more, and what waits is dropped.
+    /// Ends the queue: later jobs are refused, and waiting jobs are dropped.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         while self.jobs.pop().is_some() {}
     }
 }
 
-/// A worker, for other threads.
+/// A handle of a worker for other threads.
 #[derive(Clone, Debug)]
 pub struct WorkerHandle {
     shared: Arc<Shared>,
@@ -99,13 +99,13 @@ impl WorkerHandle {
     /// Runs `job` on the worker's thread, soon. It may spawn tasks there; it must not block.
     ///
     /// # Errors
-    /// `WorkerGone` with the job dropped.
+    /// `WorkerGone`; the job was dropped.
     pub fn spawn(&self, job: Job) -> Result<(), WorkerGone> {
         if self.shared.closed.load(Ordering::SeqCst) {
             return Err(WorkerGone::Ended);
         }
         self.shared.jobs.push(JobBox(job)).map_err(|_| WorkerGone::Full)?;
-        // The worker may have been dropped between the check and the push: then this is the one who sees both.
+        // The worker may have been dropped between the check and the push. Then only this thread knows of the job, and drops it.
         if self.shared.closed.load(Ordering::SeqCst) {
             while self.shared.jobs.pop().is_some() {}
             return Err(WorkerGone::Ended);
@@ -120,13 +120,13 @@ impl WorkerHandle {
         self.shared.signal.notify();
     }
 
-    /// Makes the worker look at its sources.
+    /// Makes the worker check its sources.
     pub fn wake(&self) {
         self.shared.signal.notify();
     }
 }
 
-/// What a task panicked with. The executor would keep it for whoever awaits the task, which mostly is nobody, and go on.
+/// The panic of a task. The executor would keep it for the caller that awaits the task, which mostly is nobody, and go on.
 #[derive(Default)]
 pub(super) struct Panics(RefCell<Option<Box<dyn Any + Send>>>);
 
@@ -137,7 +137,7 @@ impl std::fmt::Debug for Panics {
 }
 
 impl Panics {
-    /// Runs a task whose panic `take_up` is to hear of.
+    /// Runs a task so that `take_up` gets its panic.
     pub(super) async fn hear<T>(self: Rc<Self>, task: impl Future<Output = T>) -> T {
         match AssertUnwindSafe(task).catch_unwind().await {
             Ok(result) => result,
@@ -148,7 +148,7 @@ impl Panics {
         }
     }
 
-    /// Goes on with the panic of the task that ran last, if it panicked.
+    /// Resumes the panic of the task that ran last, if it panicked.
     pub(super) fn take_up(&self) {
         if self.0.borrow().is_some()
             && let Some(panic) = self.0.take()
@@ -158,7 +158,7 @@ impl Panics {
     }
 }
 
-/// A worker, for its own tasks. Holding one does not keep the worker.
+/// A handle of a worker for its own tasks. It does not keep the worker alive.
 #[derive(Clone, Debug)]
 pub struct Spawner {
     executor: Weak<Executor>,
@@ -171,13 +171,12 @@ impl Spawner {
         Self { executor: Rc::downgrade(executor), timers, panics }
     }
 
-    /// Starts a task of the server's own that nobody waits for. While the worker is being dropped, the future is dropped
-    /// instead.
+    /// Starts a task on the server's own account that nobody awaits. While the worker is being dropped, the future is dropped instead.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         self.spawn_for(Payer::OWN, future);
     }
 
-    /// The same at the cost of `payer`.
+    /// The same on the account of `payer`.
     pub fn spawn_for(&self, payer: Payer, future: impl Future<Output = ()> + 'static) {
         if let Some(executor) = self.executor.upgrade() {
             executor.spawn(payer, self.panics.clone().hear(future)).detach();
@@ -195,7 +194,7 @@ impl Spawner {
         Timers::sleep(&self.timers, duration)
     }
 
-    /// Time by the worker's clock.
+    /// The time of the worker's clock.
     pub fn now(&self) -> Duration {
         self.timers.now()
     }

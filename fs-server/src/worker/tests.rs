@@ -40,7 +40,7 @@ fn timers_fire_in_order_and_not_early() {
         });
     }
     let sleep = worker.sleep(Duration::from_millis(60));
-    // Dropped before it fires: it leaves no entry.
+    // The sleep is dropped before it ends, and leaves no entry in the timers.
     worker.spawn_local({
         let long = spawner.sleep(Duration::from_secs(3600));
         futures_lite::future::or(long, spawner.sleep(Duration::from_millis(5)))
@@ -78,7 +78,7 @@ fn an_idle_worker_sleeps_and_a_stop_wakes_it() {
     let (to_main, from_worker) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let worker = worker();
-        // A far timer and a task that never ends must not keep it awake either.
+        // A far timer and a task that never ends must not keep the worker awake either.
         worker.spawn_local(worker.spawner().sleep(Duration::from_secs(3600)));
         worker.spawn_local(std::future::pending());
         to_main.send(worker.handle()).expect("main waits");
@@ -179,8 +179,8 @@ impl Baton {
     }
 }
 
-/// Two workers hand a number back and forth; a lost wake-up would leave both asleep for ever. How long all of it takes is the machine's
-/// affair: what counts is that the number moves.
+/// Two workers hand a number back and forth. A lost wake-up would leave both asleep for ever. The test only demands that the number moves, because
+/// the time for all rounds depends on the machine.
 #[test]
 fn no_wake_up_is_lost_in_30_000_round_trips() {
     const ROUNDS: u64 = 30_000;
@@ -202,10 +202,10 @@ fn no_wake_up_is_lost_in_30_000_round_trips() {
                     } else {
                         ping.wait_for(round).await;
                         if round % 4096 == 0 {
-                            // Long enough for the other side to stop spinning and sleep.
+                            // Long enough for the other worker to stop spinning and to sleep.
                             spawner.sleep(Duration::from_micros(300)).await;
                         } else if round % 4 == 0 {
-                            // So that the answer comes at every moment of falling asleep, too.
+                            // Delays the answer so that it also comes at every moment of the other worker's falling asleep.
                             let delay = Duration::from_nanos(round * 7919 % 40_000);
                             let began = Instant::now();
                             while began.elapsed() < delay {
@@ -233,8 +233,7 @@ fn no_wake_up_is_lost_in_30_000_round_trips() {
     }
 }
 
-/// A thread that never sleeps itself wakes the worker just when it falls asleep: its delays sweep over the time a
-/// worker spins before that.
+/// A thread that never sleeps wakes the worker just as it falls asleep: the thread's delays sweep over the time for which a worker spins before that.
 #[test]
 fn no_wake_up_is_lost_at_the_edge_of_sleep() {
     const ROUNDS: u64 = 20_000;
@@ -255,7 +254,7 @@ fn no_wake_up_is_lost_at_the_edge_of_sleep() {
         let set = Instant::now();
         while returned.load(Ordering::Acquire) < round {
             assert!(set.elapsed() < PATIENCE, "stuck in round {round}");
-            // On a busy machine the worker may need this very core.
+            // On a busy machine the worker may need the core of this thread.
             std::thread::yield_now();
         }
         let delay = Duration::from_nanos(round * 7919 % 26_000);
@@ -266,7 +265,7 @@ fn no_wake_up_is_lost_at_the_edge_of_sleep() {
     }
 }
 
-/// A completion queue as a software RNIC's, filled by another thread.
+/// A completion queue like a software RNIC's, filled by another thread.
 struct TestQueue {
     entries: Mutex<VecDeque<Completion>>,
     armed: AtomicBool,
@@ -413,7 +412,7 @@ fn what_was_running_at_a_stop_ends_before_the_end() {
     assert_eq!(after.expect("finish"), 1);
 }
 
-/// Without a hook that ends the process first: whoever drives the worker hears of it, also of tasks that nobody awaits.
+/// Without a hook that ends the process first, a panic reaches the caller that drives the worker, also from tasks that nobody awaits.
 #[test]
 fn a_task_that_panics_takes_its_worker_with_it() {
     let panics = || std::panic::panic_any("a broken invariant");
@@ -446,7 +445,7 @@ fn a_task_that_panics_takes_its_worker_with_it() {
     assert!(asleep.is_err());
 }
 
-/// A thousand tasks of one peer are always ready; another peer's one task runs after each poll of one of them.
+/// A thousand tasks of one peer are always ready. Another peer's single task runs after each poll of one of them.
 #[test]
 fn a_crowd_of_one_peers_tasks_keeps_others_waiting_for_one_poll() {
     let worker = worker();
@@ -474,7 +473,7 @@ fn a_crowd_of_one_peers_tasks_keeps_others_waiting_for_one_poll() {
     assert!(polls.borrow().0 <= 101, "{} polls of the crowd between 100 of the other", polls.borrow().0);
 }
 
-/// Who has been woken while a poll of another's task went on has waited for it, and comes before that peer's next task.
+/// Tasks that are woken during a long poll of another peer's task run before that peer's next task.
 #[test]
 fn who_waits_for_a_long_poll_is_owed_it() {
     let worker = worker();

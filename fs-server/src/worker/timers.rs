@@ -1,7 +1,7 @@
 //! Timers of one worker: a sorted map from deadline to waker.
 //!
-//! A `Sleep` enters itself when it is first polled and leaves when it is dropped, so there are never more entries
-//! than sleeping tasks. Timers of one deadline fire in the order they were made.
+//! A `Sleep` adds its entry when it is first polled and removes it when it is dropped, so there are never more entries than sleeping tasks. Timers
+//! with the same deadline fire in the order in which they were made.
 
 use cuttlefs_common::world::Clock;
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// (deadline, number of the timer)
+/// The deadline and the number of a timer.
 type Key = (Duration, u64);
 
 /// A worker's timers.
@@ -58,7 +58,7 @@ impl Timers {
         self.next_deadline().map(|deadline| deadline.saturating_sub(self.now()))
     }
 
-    /// Wakes what is due; whether anything was.
+    /// Wakes the tasks of due timers. Returns whether there were any.
     pub(super) fn fire(&self) -> bool {
         if self.entries.borrow().is_empty() {
             return false;
@@ -66,7 +66,7 @@ impl Timers {
         let now = self.now();
         let mut any = false;
         loop {
-            // The waker runs outside the borrow: it may drop another Sleep.
+            // The waker runs outside of the borrow, because it may drop another `Sleep`.
             let due = {
                 let mut entries = self.entries.borrow_mut();
                 match entries.first_entry() {
@@ -80,7 +80,7 @@ impl Timers {
     }
 }
 
-/// Resolves when its time has come.
+/// Resolves at its deadline.
 #[derive(Debug)]
 #[must_use = "a Sleep does nothing unless it is awaited"]
 pub struct Sleep {
@@ -103,7 +103,7 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         let removed = self.timers.entries.borrow_mut().remove(&self.key);
-        // Dropping a waker can drop a task, and with it another Sleep: not under the borrow.
+        // Dropping a waker can drop a task and with it another `Sleep`, so it happens outside of the borrow.
         drop(removed);
     }
 }

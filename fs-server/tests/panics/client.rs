@@ -51,7 +51,7 @@ impl Client {
     }
 
     pub fn call<T>(&mut self, request: &Request<'_>, take: impl FnOnce(Reply<'_>) -> T) -> Result<T, Status> {
-        // These two are answered outside of the slots.
+        // An attach and a status request are answered outside of the slots, so they take no sequence number.
         self.seq += u64::from(!matches!(request, Request::Attach { .. } | Request::Status));
         let header = RequestHeader {
             slot: SlotIndex(0),
@@ -127,7 +127,7 @@ impl Client {
         self.call(&Request::Write { filekey, offset, append: false, payload }, |_| ())
     }
 
-    /// All of a file.
+    /// Opens a file and reads all of it.
     pub fn read(&mut self, ino: InodeNo) -> Vec<u8> {
         let filekey = self.open(ino);
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! A panic in any kind of thread or task ends the server at once, as a kill would; the next one has what was acknowledged.
+//! A panic in any kind of thread or task ends the server at once, as a kill would; the next server has all acknowledged changes.
 
 mod client;
 mod server;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Every place of the server that `panic_ends::plant` names, but for the threads of `--region odp`.
+/// Every place in the server at which `panic_ends::plant` can plant a panic, but for the threads of `--region odp`.
 const PLACES: [&str; 8] =
     ["worker", "request", "write-back", "sweep", "leases", "committer", "acceptor", "cuttlefs-nic"];
 
@@ -37,7 +37,7 @@ fn a_panic_ends_the_process_wherever_it_is() {
         let stop = AtomicBool::new(false);
         let endpoint = running.endpoint.clone();
         let status = std::thread::scope(|scope| {
-            // Until the server goes, and with it who works: whatever kind of thread it is has something to do.
+            // This thread gives every kind of server thread something to do, until the server's end makes its requests fail.
             let working = scope.spawn(|| {
                 let work = || {
                     for round in 0.. {
@@ -48,7 +48,8 @@ fn a_panic_ends_the_process_wherever_it_is() {
                         let (_, filekey) = other.create(&format!("other {round}"));
                         other.write(filekey, 0, b"bytes").expect("written");
                         let _ = other.call(&Request::Heartbeat, |_| ());
-                        // The committing thread has work once some hundred syncs went by the workers' rings.
+                        // The committing thread has work only after some hundred syncs through the workers' rings, so that place gets requests
+                        // without pauses.
                         if place != "committer" {
                             std::thread::sleep(Duration::from_millis(20));
                         }

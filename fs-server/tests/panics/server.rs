@@ -1,4 +1,4 @@
-//! `cuttlefsd`, the real program, on a pool of its own.
+//! Runs the real `cuttlefsd` on a pool of its own.
 
 use super::started::until_it_serves;
 use cuttlefs_common::cluster_key::ClusterKey;
@@ -8,12 +8,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-/// Whoever knows it may connect.
+/// The cluster key of the servers here and of their clients.
 pub fn key() -> ClusterKey {
     ClusterKey::generate("panics", &SeededRandom::new(5)).expect("a key")
 }
 
-/// A pool and how it is served.
+/// The directory of a pool and of its server.
 pub struct Site {
     base: tempfile::TempDir,
 }
@@ -51,7 +51,7 @@ impl Site {
         self.start_with(&[])
     }
 
-    /// The same, with something in its environment.
+    /// Starts a server with these environment variables and waits until it serves.
     pub fn start_with(&self, environment: &[(&str, &str)]) -> Running {
         let mut child = self.serve().envs(environment.iter().copied()).spawn().expect("it runs");
         let (endpoint, _log) = until_it_serves(&mut child);
@@ -59,7 +59,7 @@ impl Site {
     }
 }
 
-/// A server that runs.
+/// A running server; killed when dropped.
 pub struct Running {
     child: Option<Child>,
     pub endpoint: Endpoint,
@@ -90,7 +90,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // A test failed.
+            // The test failed and left the server running.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,13 +1,14 @@
-//! A server's process, started: waits until it serves.
+//! Waits until the process of a server serves.
 
 use cuttlefs_common::rdma::Endpoint;
 use std::io::{BufRead, BufReader};
 use std::process::Child;
 
-/// Reads what the process says until it serves, and lets it say more. Gives the last endpoint that it listens at, and what it said.
+/// Reads the messages of a server's process until it serves, and keeps reading the later ones. Returns the last endpoint at which it listens, and the
+/// messages so far.
 ///
 /// # Panics
-/// If it ends before.
+/// If the process ends before it serves.
 pub fn until_it_serves(child: &mut Child) -> (Endpoint, String) {
     let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
     let (mut log, mut endpoint) = (String::new(), None);
@@ -21,7 +22,7 @@ pub fn until_it_serves(child: &mut Child) -> (Endpoint, String) {
             break;
         }
     }
-    // Its messages must go somewhere.
+    // A thread must read the later messages, or the full pipe makes the server wait.
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
     (endpoint.expect("it listens"), log)
 }

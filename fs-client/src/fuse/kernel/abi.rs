@@ -3,17 +3,17 @@
 use bitflags::bitflags;
 use cuttlefs_common::attr::Timestamp;
 
-/// Version of the protocol spoken here.
+/// The version of the protocol that is spoken here.
 pub(super) const MAJOR: u32 = 7;
 pub(super) const MINOR: u32 = 40;
-/// The oldest that is: `max_pages`, 64 bits of flags in INIT are newer and negotiated.
+/// The oldest minor version that is accepted. `max_pages` and the 64 bits of flags in INIT are newer, and negotiated.
 pub(super) const MINOR_OLDEST: u32 = 31;
 
 /// `fuse_in_header`, at the front of each message from the kernel.
 pub(super) const IN_HEADER_LEN: usize = 40;
 /// `fuse_out_header`, at the front of each answer.
 pub(super) const OUT_HEADER_LEN: usize = 16;
-/// Room for a message beside the bytes of a write. The kernel wants 8 KiB at least for the whole.
+/// The room for a message beside the bytes of a write. The kernel requires at least 8 KiB for the whole message.
 pub(super) const MESSAGE_HEAD_LEN: usize = 8192;
 
 pub(super) mod opcode {
@@ -89,12 +89,12 @@ pub(super) mod fattr {
 }
 
 bitflags! {
-    /// What kernel and file system can agree on (`FUSE_INIT`).
+    /// Features that kernel and file system agree on (`FUSE_INIT`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct InitFlags: u64 {
         /// Several READs of a file at once.
         const FUSE_ASYNC_READ = 1 << 0;
-        /// Locks of fcntl(2) are asked for.
+        /// The file system keeps the locks of fcntl(2).
         const FUSE_POSIX_LOCKS = 1 << 1;
         /// Lookups of `.` and `..`, for file handles.
         const FUSE_EXPORT_SUPPORT = 1 << 4;
@@ -102,13 +102,13 @@ bitflags! {
         const FUSE_BIG_WRITES = 1 << 5;
         /// The umask is not applied by the kernel.
         const FUSE_DONT_MASK = 1 << 6;
-        /// Locks of flock(2) are asked for.
+        /// The file system keeps the locks of flock(2).
         const FUSE_FLOCK_LOCKS = 1 << 10;
         /// Pages are dropped when the file's time has changed.
         const FUSE_AUTO_INVAL_DATA = 1 << 12;
         /// Listings bring attributes.
         const FUSE_DO_READDIRPLUS = 1 << 13;
-        /// Only where they are asked for.
+        /// READDIRPLUS only where the kernel expects to need the attributes.
         const FUSE_READDIRPLUS_AUTO = 1 << 14;
         /// Asynchronous direct IO.
         const FUSE_ASYNC_DIO = 1 << 15;
@@ -122,9 +122,9 @@ bitflags! {
         const FUSE_CACHE_SYMLINKS = 1 << 23;
         /// The file system takes set-id bits and capabilities.
         const FUSE_HANDLE_KILLPRIV_V2 = 1 << 28;
-        /// SETXATTR says more.
+        /// SETXATTR has more fields.
         const FUSE_SETXATTR_EXT = 1 << 29;
-        /// There are 64 of these.
+        /// There are 64 bits of flags.
         const FUSE_INIT_EXT = 1 << 30;
         /// Files open past the page cache can be mapped.
         const FUSE_DIRECT_IO_ALLOW_MMAP = 1 << 36;
@@ -142,37 +142,37 @@ bitflags! {
         const FOPEN_PARALLEL_DIRECT_WRITES = 1 << 6;
     }
 
-    /// Of a WRITE.
+    /// Flags of a WRITE.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct WriteFlags: u32 {
-        /// The kernel writes pages back; user and handle are guessed.
+        /// The kernel writes cached pages back; user and handle are guesses.
         const FUSE_WRITE_CACHE = 1 << 0;
         /// An owner is set, which is for system calls that write past the page cache.
         const FUSE_WRITE_LOCKOWNER = 1 << 1;
-        /// The file is to lose its set-id bits.
+        /// The file must lose its set-id bits.
         const FUSE_WRITE_KILL_SUIDGID = 1 << 2;
         const _ = !0;
     }
 
-    /// `renameat2(2)`'s.
+    /// The flags of renameat2(2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RenameFlags: u32 {
-        /// Not over another.
+        /// Does not replace another file.
         const RENAME_NOREPLACE = 1;
-        /// The two change places.
+        /// Exchanges the two files.
         const RENAME_EXCHANGE = 2;
-        /// Leaves a device node behind.
+        /// Leaves a whiteout (a device node) in place of the file.
         const RENAME_WHITEOUT = 4;
         const _ = !0;
     }
 
-    /// `copy_file_range(2)`'s: none yet.
+    /// The flags of copy_file_range(2): none yet.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct CopyFileRangeFlags: u64 {
         const _ = !0;
     }
 
-    /// Of an IOCTL.
+    /// Flags of an IOCTL.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct IoctlFlags: u32 {
         const _ = !0;
@@ -188,19 +188,19 @@ impl INodeNo {
     pub const ROOT: Self = Self(1);
 }
 
-/// What the file system named an open file.
+/// The file system's number for an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHandle(pub u64);
 
-/// Which life of an inode number.
+/// Distinguishes the lives of an inode number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generation(pub u64);
 
-/// Who has a lock: a number the kernel makes up.
+/// The owner of a lock: a number that the kernel makes up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockOwner(pub u64);
 
-/// Which of the two kinds of lock, which do not see each other.
+/// The two kinds of locks, which do not see each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
     /// flock(2).
@@ -209,11 +209,11 @@ pub enum LockKind {
     Posix,
 }
 
-/// `open(2)`'s flags.
+/// The flags of open(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFlags(pub i32);
 
-/// Names a request.
+/// The number of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId(pub u64);
 
@@ -240,13 +240,13 @@ impl Errno {
     /// There is no such extended attribute.
     pub const NO_XATTR: Self = Self(libc::ENODATA);
 
-    /// Its number.
+    /// The number of this errno.
     pub fn code(self) -> i32 {
         self.0
     }
 }
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileType {
     /// A fifo.
@@ -266,7 +266,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// Its bits in `st_mode`; a directory entry has them shifted down by 12.
+    /// The type's bits in `st_mode`; a directory entry has them shifted down by 12.
     pub(super) fn mode_bits(self) -> u32 {
         match self {
             Self::NamedPipe => libc::S_IFIFO,
@@ -301,7 +301,7 @@ pub struct FileAttr {
 }
 
 impl FileAttr {
-    /// Attributes of nothing: with inode number 0 an entry says "no such name", and for how long.
+    /// The attributes of no file. With inode number 0 an entry means that the name does not exist, for the entry's lifetime.
     pub const NONE: Self = Self {
         ino: INodeNo(0),
         size: 0,
@@ -323,8 +323,8 @@ impl FileAttr {
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimeOrNow {
-    /// The one given.
+    /// This time.
     SpecificTime(Timestamp),
-    /// When it is done.
+    /// The time at which it is set.
     Now,
 }

@@ -1,4 +1,4 @@
-//! Looks after callers that do not want to wait, and after a session whose threads all wait.
+//! The attendant: it looks after callers that do not want to wait, and after a session whose threads all wait.
 //!
 //! # Interrupts
 //! The kernel tells of a signal once, whatever it is: a child that ended, a stop, SIGKILL. The program cannot handle it until its system call
@@ -14,16 +14,16 @@
 //! | cannot be seen (another process namespace) | any | as one that ends the process, after `PATIENCE` |
 //! | stops, is ignored, went to another thread | any | goes on |
 //!
-//! `/proc/THREAD/status` says which of these it is. The kernel does not tell of a second signal, so an interrupted request is looked at again
-//! each [`LOOK_PERIOD`] until it is answered; no other is ever looked at.
+//! `/proc/THREAD/status` shows which case it is. The kernel does not report a second signal, so an interrupted request is checked again each
+//! [`LOOK_PERIOD`] until it is answered. Other requests are never checked.
 //!
-//! The thread of a request that was ended goes on until it may stop (`transport::interrupt`); its answer is dropped, and a file or lock that
-//! the answer handed over is taken back.
+//! The thread of a request that was ended goes on until it may stop (`transport::interrupt`). Its answer is dropped, and a file or lock that the
+//! answer hands over is given back.
 //!
 //! # When all threads wait
-//! Then no thread would read the next interrupt. So after [`STUCK_PERIOD`] without a message read a spare thread reads on, and gives each
-//! request a thread of its own, [`SPARE_THREADS_MAX`] at most, with [`SPARE_BYTES_MAX`]. Beyond those requests wait in the kernel, where
-//! SIGKILL ends them.
+//! Then no thread would read the next interrupt. So after [`STUCK_PERIOD`] in which no message was read, a spare reader reads on, and gives each
+//! request a thread of its own: at most [`SPARE_THREADS_MAX`] threads, with at most [`SPARE_BYTES_MAX`] bytes. Further requests wait in the kernel,
+//! where SIGKILL ends them.
 
 use super::abi::opcode;
 use super::dispatch::{self, Header, Kind};
@@ -34,46 +34,46 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How much longer than its signal a request may last before the caller hears EINTR. Signals are common (timers, children), slow
-/// disks too; EINTR is for servers that are away.
+/// How long after its signal a request may last before its caller gets EINTR. Signals are common (timers, children), and so are slow disks; EINTR is
+/// meant for servers that are away.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often interrupted requests are looked at.
+/// How often interrupted requests are checked.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
-/// Of the time, looking takes one part in so many at most.
+/// Checks take at most one part of this many of the time.
 const LOOK_SHARE: u32 = 20;
-/// How long no thread reads a message before somebody else does.
+/// How long no thread reads a message before the spare reader does.
 const STUCK_PERIOD: Duration = Duration::from_millis(20);
-/// How long the attendant goes on looking whether all threads wait, after they did.
+/// How long the attendant goes on checking whether all threads wait, after they last did.
 const WATCH: Duration = Duration::from_secs(1);
-/// Threads with one request each.
+/// The most spare threads, with one request each.
 const SPARE_THREADS_MAX: usize = 256;
-/// Bytes of their requests, which are writes' for the most part.
+/// The most bytes of their requests, most of which are those of writes.
 const SPARE_BYTES_MAX: usize = 32 << 20;
 
-/// Signals that stop a process, where it does not handle them.
+/// Signals that stop a process unless it handles them.
 const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// What a caller that was interrupted is about to do.
+/// What a caller that got a signal is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
-    /// End.
+    /// The caller ends.
     Ends,
-    /// Handle a signal.
+    /// The caller handles a signal.
     Handles,
-    /// Nothing that needs its system call to end.
+    /// The caller need not return from its system call.
     Waits,
-    /// Nobody here can tell.
+    /// This process cannot see the caller.
     Unseen,
 }
 
-/// What becomes of an interrupted request.
+/// The action for an interrupted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It goes on.
+    /// The request goes on.
     GoesOn,
-    /// What can still be given up is.
+    /// The request gives up what can still be given up.
     GiveUp,
-    /// Its caller hears EINTR now.
+    /// The caller gets EINTR now.
     End,
 }
 
@@ -103,7 +103,7 @@ fn look_at(thread: u32) -> Caller {
     }
 }
 
-/// What a thread with this status is about to do. The kernel makes SIGKILL of each signal that ends a process.
+/// What a thread with this status is about to do. The kernel turns each signal that ends a process into SIGKILL.
 fn caller_with(status: &str) -> Caller {
     let set = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -120,7 +120,7 @@ fn caller_with(status: &str) -> Caller {
     if pending & bit(libc::SIGKILL) != 0 {
         Caller::Ends
     } else if pending & !blocked != 0 {
-        // Those that dump core end the process too, but by its own hand.
+        // A signal that dumps core ends the process, too, but the thread itself does that.
         if pending & !blocked & !caught != 0 { Caller::Ends } else { Caller::Handles }
     } else {
         Caller::Waits
@@ -219,19 +219,19 @@ fn read_while_stuck<F: Filesystem>(connection: &Arc<Connection>, file_system: &A
             return;
         }
         drop(attention);
-        // Kept no longer than the state lasts.
+        // Allocated only while all threads wait.
         let mut buffer = vec![0; buffer_len];
         while read_one(connection, file_system, &mut buffer) {}
     }
 }
 
-/// Whether a spare thread is to read, and there is room for what it reads.
+/// Whether the spare reader must read, and there is room for a request.
 fn may_read(attention: &Attention) -> bool {
     let has_room = attention.spare_threads < SPARE_THREADS_MAX && attention.spare_bytes < SPARE_BYTES_MAX;
     attention.is_stuck && has_room
 }
 
-/// Reads one message, and gives it a thread. `false`: somebody else reads, or no thread is left.
+/// Reads one message, and gives a request a thread. `false`: another thread reads, or no spare thread is left.
 fn read_one<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, buffer: &mut [u8]) -> bool {
     let Some(len) = connection.receive(buffer) else {
         connection.end();
@@ -266,7 +266,7 @@ fn read_one<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, b
                 }
             }
         }
-        // Neither waits.
+        // These kinds of messages do not wait.
         _ => {
             if !dispatch::handle(connection, &**file_system, message) {
                 connection.end();
@@ -277,7 +277,7 @@ fn read_one<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, b
     let mut attention = connection.attention.lock();
     if !connection.progress().0 {
         attention.is_stuck = false;
-        // Whether they all wait again is for the attendant to see.
+        // The attendant checks whether all threads wait again.
         connection.attend.notify_all();
     }
     may_read(&attention)

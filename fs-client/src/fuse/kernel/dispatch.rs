@@ -1,4 +1,4 @@
-//! One message from the kernel: its contents, and the method that does it.
+//! The handling of a message from the kernel: parses it, and calls the method for it.
 
 use super::abi::{
     CopyFileRangeFlags, Errno, FSYNC_FDATASYNC, FileHandle, GETATTR_FH, IN_HEADER_LEN, INodeNo, IoctlFlags,
@@ -29,7 +29,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header, and what follows it.
+    /// Parses the header; returns it with the rest of the message.
     pub(super) fn parse(message: &[u8]) -> Result<(Self, Fields<'_>), Malformed> {
         let mut fields = Fields::new(message);
         let len = fields.u32()?;
@@ -45,14 +45,14 @@ impl Header {
     }
 }
 
-/// What is to be done with a message, as its opcode says.
+/// The kind of a message, by its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Somebody waits for its answer.
+    /// A request that is answered.
     Request,
-    /// It has no answer, and nothing is to be done.
+    /// A message that needs neither action nor answer.
     Nothing,
-    /// Who waits for another request was interrupted.
+    /// The caller of another request was interrupted.
     Interrupt,
     /// The mount ends.
     Destroy,
@@ -67,10 +67,10 @@ pub(super) fn kind_of(header: &Header) -> Kind {
     }
 }
 
-/// Handles a message; `false`: it was the last.
+/// Handles a message. `false`: it was the last one.
 pub(super) fn handle<F: Filesystem>(connection: &Arc<Connection>, file_system: &F, message: &[u8]) -> bool {
     let Ok((header, mut fields)) = Header::parse(message) else {
-        // Without its number it cannot be answered.
+        // Without the number of the request it cannot be answered.
         tracing::error!(len = message.len(), "malformed message from the kernel");
         return true;
     };
@@ -98,7 +98,7 @@ pub(super) fn handle<F: Filesystem>(connection: &Arc<Connection>, file_system: &
     true
 }
 
-/// Calls the method. A message that is malformed drops the answer, which is EIO.
+/// Calls the method of a request. If the message is malformed, the answer is dropped, which is EIO.
 #[allow(clippy::too_many_lines)]
 fn call<F: Filesystem>(
     file_system: &F,
@@ -161,7 +161,7 @@ fn call<F: Filesystem>(
         }
         opcode::TMPFILE => {
             let (flags, mode, umask) = (f.i32()?, f.u32()?, f.u32()?);
-            // Behind it comes a name, which is none.
+            // The name after it has no meaning.
             file_system.tmpfile(req, node, mode, umask, flags, ReplyCreate::new(answer));
         }
         opcode::READ | opcode::READDIR | opcode::READDIRPLUS => {
@@ -278,7 +278,7 @@ fn call<F: Filesystem>(
                 reply,
             );
         }
-        // ACCESS among others: the kernel checks permissions itself, and does without.
+        // Among others ACCESS: the kernel checks permissions itself, and goes on without it.
         _ => answer.error(Errno::ENOSYS.code()),
     }
     Ok(())
@@ -333,7 +333,7 @@ mod tests {
     use std::ffi::OsStr;
     use std::os::unix::net::UnixDatagram;
 
-    /// Notes what it is asked for.
+    /// Notes the calls that it gets.
     #[derive(Default)]
     struct Recorder(Mutex<Vec<String>>);
 
@@ -449,7 +449,7 @@ mod tests {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    /// A connection, and what would be the kernel's end of it.
+    /// A connection, and a socket in the place of the kernel's end.
     fn connection() -> (Arc<Connection>, UnixDatagram) {
         let (ours, kernels) = UnixDatagram::pair().expect("sockets");
         kernels.set_nonblocking(true).expect("nonblocking");
@@ -518,7 +518,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever follows the header: there is an answer, an error at worst.
+        /// Whatever follows the header, there is an answer, at least an error.
         #[test]
         fn every_request_is_answered(opcode in 0u32..60, body in proptest::collection::vec(0u8..4, 0..120)) {
             struct Nothing;

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 #[error("malformed message from the kernel")]
 pub(super) struct Malformed;
 
-/// What is left of a message.
+/// The rest of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields<'a>(&'a [u8]);
 
@@ -39,7 +39,7 @@ impl<'a> Fields<'a> {
         self.array().map(i64::from_ne_bytes)
     }
 
-    /// Bytes nobody looks at.
+    /// Skips bytes.
     pub(super) fn skip(&mut self, len: usize) -> Result<(), Malformed> {
         self.bytes(len).map(|_| ())
     }

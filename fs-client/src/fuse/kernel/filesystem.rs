@@ -1,5 +1,5 @@
-//! The trait of a file system: one method for each request. Each must answer, at once or later; a request that it does not know
-//! is ENOSYS, upon which the kernel does without.
+//! The trait of a file system, with one method for each request. A method must answer, at once or later. The default answer is ENOSYS, after which
+//! the kernel goes on without such requests.
 
 use super::abi::{
     CopyFileRangeFlags, Errno, FileHandle, INodeNo, IoctlFlags, LockKind, LockOwner, OpenFlags, RenameFlags,
@@ -13,7 +13,7 @@ use cuttlefs_common::attr::Timestamp;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     pub(super) unique: u64,
@@ -23,22 +23,22 @@ pub struct Request {
 }
 
 impl Request {
-    /// Names the request.
+    /// The number of the request.
     pub fn unique(&self) -> RequestId {
         RequestId(self.unique)
     }
 
-    /// User.
+    /// The calling user.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Group.
+    /// The calling group.
     pub fn gid(&self) -> u32 {
         self.gid
     }
 
-    /// Thread; 0 if it is in a process namespace that this process does not see.
+    /// The calling thread; 0 if it is in a process namespace that this process cannot see.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -47,7 +47,7 @@ impl Request {
 /// A file system. Requests come from many threads at once.
 #[allow(clippy::too_many_arguments, unused_variables, missing_docs)]
 pub trait Filesystem: Send + Sync + 'static {
-    /// Who waits for a lock may not want to any more: see `ReplyEmpty::is_interrupted`.
+    /// Some waiters for locks may have been interrupted: see `ReplyEmpty::is_interrupted`.
     fn lock_waits_interrupted(&self) {}
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

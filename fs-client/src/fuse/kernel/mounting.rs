@@ -13,18 +13,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Who mounts for users other than root.
+/// The program that mounts for users other than root.
 const FUSERMOUNT: &str = "fusermount3";
-/// Says in which descriptor `fusermount3` is to give the device.
+/// The variable that tells `fusermount3` over which descriptor to send the device.
 const FUSERMOUNT_SOCKET: &str = "_FUSE_COMMFD";
 
-/// How to mount.
+/// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct MountOptions {
-    /// What `/proc/mounts` shows as the device.
+    /// The device that `/proc/mounts` shows.
     pub source: String,
-    /// Behind `fuse.`, as the type.
+    /// The part after `fuse.` in the type.
     pub subtype: String,
     pub read_only: bool,
     pub suid: bool,
@@ -32,12 +32,12 @@ pub struct MountOptions {
     pub exec: bool,
     pub no_atime: bool,
     pub allow_other: bool,
-    /// The largest READ.
+    /// The largest READ in bytes.
     pub max_read: u32,
 }
 
 impl MountOptions {
-    /// Options of FUSE's own.
+    /// The options for FUSE itself.
     fn own(&self) -> Vec<String> {
         let mut own = vec!["default_permissions".to_owned(), format!("max_read={}", self.max_read)];
         if self.allow_other {
@@ -56,7 +56,7 @@ impl MountOptions {
             | set(self.no_atime, MountFlags::NOATIME)
     }
 
-    /// All of them, for `fusermount3`.
+    /// All options, as words for `fusermount3`.
     fn words(&self) -> String {
         let either = |on: bool, yes: &str, no: &str| if on { yes.to_owned() } else { no.to_owned() };
         let mut words = vec![
@@ -75,10 +75,10 @@ impl MountOptions {
     }
 }
 
-/// Mounts; what this gives is the session's device.
+/// Mounts, and returns the session's device.
 ///
 /// # Errors
-/// The mount point is not usable, or FUSE is not.
+/// The mount point or FUSE cannot be used.
 pub(super) fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let mountpoint = mountpoint.canonicalize()?;
     match mount_directly(&mountpoint, options) {
@@ -108,17 +108,17 @@ fn mount_directly(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, 
     Ok(device)
 }
 
-/// Takes away a mount that nobody will serve.
+/// Unmounts a mount that nobody will serve.
 pub(super) fn unmount(mountpoint: &Path) {
     if let Err(Errno::PERM) = rustix::mount::unmount(mountpoint, UnmountFlags::DETACH) {
-        // If this fails, too, there is nothing else to try.
+        // If this fails, too, nothing else can be tried.
         let _ = Command::new(FUSERMOUNT).args(["-u", "-q", "-z", "--"]).arg(mountpoint).status();
     }
 }
 
 fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let (ours, helpers) = UnixStream::pair()?;
-    // It is to inherit this end.
+    // The helper must inherit this end.
     fcntl_setfd(&helpers, FdFlags::empty())?;
     let mut helper = Command::new(FUSERMOUNT)
         .args(["-o", &options.words(), "--"])
@@ -133,7 +133,7 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> io::Result<Owne
     let device = receive_device(&ours);
     let mut said = String::new();
     if let Some(mut stderr) = helper.stderr.take() {
-        // What it says is wanted only if it failed.
+        // The helper's messages are needed only if it failed.
         let _ = stderr.read_to_string(&mut said);
     }
     helper.wait()?;
@@ -147,7 +147,7 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> io::Result<Owne
     }
 }
 
-/// The descriptor that comes through a socket; `None`: its other end was closed.
+/// Receives a descriptor over a socket. `None`: the other end was closed.
 fn receive_device(socket: &UnixStream) -> Result<Option<OwnedFd>, Errno> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,11 +1,11 @@
-//! Messages to the kernel that are no answers.
+//! Messages to the kernel that are not answers.
 
 use super::abi::{INodeNo, NOTIFY_INVAL_INODE};
 use super::requests::Connection;
 use std::io;
 use std::sync::Arc;
 
-/// Tells the kernel things.
+/// Sends notifications to the kernel.
 #[derive(Clone, Debug)]
 pub struct Notifier(Arc<Connection>);
 
@@ -14,11 +14,11 @@ impl Notifier {
         Self(connection)
     }
 
-    /// What is cached of an inode is not good any more: its attributes, and bytes from `offset` on (`len` 0: all of them;
-    /// `offset` negative: none). Waits for requests that bring such bytes.
+    /// Makes the kernel forget the cached attributes of an inode, and its cached bytes from `offset` on (`len` 0: up to the end; `offset` negative:
+    /// no bytes). Waits for requests that fill such pages.
     ///
     /// # Errors
-    /// The kernel refused. That it does not know the inode is none: then nothing is cached.
+    /// The kernel refused. It is no error if the kernel does not know the inode: then nothing is cached.
     pub fn inval_inode(&self, ino: INodeNo, offset: i64, len: i64) -> io::Result<()> {
         let mut body = Vec::with_capacity(24);
         body.extend_from_slice(&ino.0.to_ne_bytes());

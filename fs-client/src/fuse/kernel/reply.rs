@@ -1,5 +1,5 @@
-//! Answers, each in the form that the kernel expects of its request. Most say whether the caller still wants it: if not, a
-//! file or lock that the answer hands over is to be taken back.
+//! Answers, each in the form that the kernel expects for its request. Most return whether the caller still wants the answer: if not, a file or lock
+//! that the answer hands over must be given back.
 
 use super::abi::{Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo};
 use super::requests::{Answer, Claimed};
@@ -7,12 +7,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// `fuse_attr`, `fuse_entry_out`, `fuse_dirent` without its name.
+/// The lengths of `fuse_attr`, `fuse_entry_out`, and `fuse_dirent` without its name.
 const ATTR_LEN: usize = 88;
 const ENTRY_LEN: usize = 40 + ATTR_LEN;
 const DIRENT_LEN: usize = 24;
 
-/// A structure of the kernel's being put together.
+/// Builds a structure of the kernel.
 #[derive(Debug, Default)]
 struct Out(Vec<u8>);
 
@@ -84,7 +84,7 @@ impl Out {
         self.u64(handle.0).u32(flags.bits()).u32(0)
     }
 
-    /// `fuse_dirent`, with its name and what it is padded with.
+    /// `fuse_dirent`, with its name and its padding.
     fn dirent(self, ino: INodeNo, next: u64, kind: FileType, name: &OsStr) -> Self {
         let name = name.as_bytes();
         self.u64(ino.0)
@@ -107,7 +107,7 @@ macro_rules! replies {
                 Self(answer)
             }
 
-            /// It failed.
+            /// Answers with an errno.
             pub fn error(self, errno: Errno) {
                 self.0.error(errno.code());
             }
@@ -116,7 +116,7 @@ macro_rules! replies {
 }
 
 replies! {
-    /// Nothing but that it is done.
+    /// The answer that a request was done.
     ReplyEmpty
     /// Bytes.
     ReplyData
@@ -126,64 +126,64 @@ replies! {
     ReplyAttr
     /// An open file.
     ReplyOpen
-    /// A name, its inode, and that as an open file.
+    /// An open file.
     ReplyCreate
-    /// How much was written.
+    /// The number of bytes written.
     ReplyWrite
-    /// Space.
+    /// The space of the file system.
     ReplyStatfs
     /// A value, or its length.
     ReplyXattr
-    /// A lock that is in the way.
+    /// A lock that blocks another one.
     ReplyLock
-    /// A place in a file.
+    /// An offset in a file.
     ReplyLseek
-    /// What an ioctl gave.
+    /// The result of an ioctl.
     ReplyIoctl
 }
 
 impl ReplyEmpty {
-    /// Done. `false`: nobody wants the answer any more.
+    /// Answers that it was done. `false`: nobody wants the answer any more.
     pub fn ok(self) -> bool {
         self.0.ok(&[])
     }
 
-    /// From here on nobody else ends the request. `None`: it has been.
+    /// Takes the right to answer, so that nobody else can end the request. `None`: it was ended.
     pub fn claim(self) -> Option<ReplyClaimed> {
         self.0.claim().map(ReplyClaimed)
     }
 
-    /// Whether who asked does not want to wait any more.
+    /// Whether the caller does not want to wait any more.
     pub fn is_interrupted(&self) -> bool {
         self.0.is_interrupted()
     }
 }
 
-/// That it is done, to be said, whatever becomes of who asked. Dropped without, it is EIO.
+/// An answer that must be given whatever becomes of the caller. If it is dropped without `ok`, the answer is EIO.
 #[derive(Debug)]
 pub struct ReplyClaimed(Claimed);
 
 impl ReplyClaimed {
-    /// Done.
+    /// Answers that it was done.
     pub fn ok(self) {
         self.0.ok();
     }
 }
 
 impl ReplyData {
-    /// These.
+    /// Answers with these bytes.
     pub fn data(self, bytes: &[u8]) {
         self.0.ok(&[bytes]);
     }
 }
 
 impl ReplyEntry {
-    /// With one lifetime for both.
+    /// Answers with one lifetime for the name and the attributes.
     pub fn entry(self, ttl: &Duration, attr: &FileAttr, generation: Generation) {
         self.entry_with_ttls(ttl, ttl, attr, generation);
     }
 
-    /// With a lifetime for the attributes and one for the name.
+    /// Answers with a lifetime for the attributes and one for the name.
     pub fn entry_with_ttls(
         self,
         attr_ttl: &Duration,
@@ -196,14 +196,14 @@ impl ReplyEntry {
 }
 
 impl ReplyAttr {
-    /// These, for as long.
+    /// Answers with these attributes and their lifetime.
     pub fn attr(self, ttl: &Duration, attr: &FileAttr) {
         self.0.ok(&[&Out::default().u64(ttl.as_secs()).u32(ttl.subsec_nanos()).u32(0).attr(attr).0]);
     }
 }
 
 impl ReplyOpen {
-    /// Under this handle. `false`: nobody has it, and nobody will close it.
+    /// Answers with this handle. `false`: nobody has taken the handle, and nobody will close it.
     #[must_use]
     pub fn opened(self, handle: FileHandle, flags: FopenFlags) -> bool {
         self.0.ok(&[&Out::default().open(handle, flags).0])
@@ -211,7 +211,7 @@ impl ReplyOpen {
 }
 
 impl ReplyCreate {
-    /// Under this handle. `false`: nobody has it, and nobody will close it.
+    /// Answers with this handle. `false`: nobody has taken the handle, and nobody will close it.
     #[must_use]
     pub fn created(
         self,
@@ -226,14 +226,14 @@ impl ReplyCreate {
 }
 
 impl ReplyWrite {
-    /// So many bytes.
+    /// Answers with the number of bytes written.
     pub fn written(self, len: u32) {
         self.0.ok(&[&Out::default().u32(len).u32(0).0]);
     }
 }
 
 impl ReplyStatfs {
-    /// `fuse_kstatfs`.
+    /// Answers with a `fuse_kstatfs`.
     #[allow(clippy::too_many_arguments)]
     pub fn statfs(
         self,
@@ -252,40 +252,40 @@ impl ReplyStatfs {
 }
 
 impl ReplyXattr {
-    /// How long the value is.
+    /// Answers with the length of the value.
     pub fn size(self, len: u32) {
         self.0.ok(&[&Out::default().u32(len).u32(0).0]);
     }
 
-    /// The value.
+    /// Answers with the value.
     pub fn data(self, value: &[u8]) {
         self.0.ok(&[value]);
     }
 }
 
 impl ReplyLock {
-    /// This one; `F_UNLCK`: none.
+    /// Answers with this lock; `F_UNLCK` for none.
     pub fn locked(self, start: u64, end: u64, typ: i32, pid: u32) {
         self.0.ok(&[&Out::default().u64(start).u64(end).u32(typ.cast_unsigned()).u32(pid).0]);
     }
 }
 
 impl ReplyLseek {
-    /// Here.
+    /// Answers with this offset.
     pub fn offset(self, offset: i64) {
         self.0.ok(&[&Out::default().u64(offset.cast_unsigned()).0]);
     }
 }
 
 impl ReplyIoctl {
-    /// What the system call gives, and bytes for the caller.
+    /// Answers with the result of the system call, and bytes for the caller.
     pub fn ioctl(self, result: i32, data: &[u8]) {
         let head = Out::default().u32(result.cast_unsigned()).u32(0).u32(0).u32(0);
         self.0.ok(&[&head.0, data]);
     }
 }
 
-/// Entries of a directory, as many as there is room for.
+/// The answer of a directory's listing: as many entries as there is room for.
 #[derive(Debug)]
 pub struct ReplyDirectory {
     answer: Answer,
@@ -298,7 +298,7 @@ impl ReplyDirectory {
         Self { answer, room: room as usize, entries: Out::default() }
     }
 
-    /// One more; `next` is where a listing goes on behind it. `true`: it does not fit.
+    /// Adds an entry; `next` is the cookie for the rest of the listing. `true`: the entry does not fit.
     #[must_use]
     pub fn add(&mut self, ino: INodeNo, next: u64, kind: FileType, name: impl AsRef<OsStr>) -> bool {
         let name = name.as_ref();
@@ -309,18 +309,18 @@ impl ReplyDirectory {
         false
     }
 
-    /// These.
+    /// Answers with the entries.
     pub fn ok(self) {
         self.answer.ok(&[&self.entries.0]);
     }
 
-    /// It failed.
+    /// Answers with an errno.
     pub fn error(self, errno: Errno) {
         self.answer.error(errno.code());
     }
 }
 
-/// The same with attributes.
+/// As [`ReplyDirectory`], with attributes.
 #[derive(Debug)]
 pub struct ReplyDirectoryPlus(ReplyDirectory);
 
@@ -329,7 +329,7 @@ impl ReplyDirectoryPlus {
         Self(ReplyDirectory::new(answer, room))
     }
 
-    /// One more. `true`: it does not fit.
+    /// Adds an entry. `true`: it does not fit.
     #[must_use]
     pub fn add(
         &mut self,
@@ -350,18 +350,18 @@ impl ReplyDirectoryPlus {
         false
     }
 
-    /// These.
+    /// Answers with the entries.
     pub fn ok(self) {
         self.0.ok();
     }
 
-    /// It failed.
+    /// Answers with an errno.
     pub fn error(self, errno: Errno) {
         self.0.error(errno);
     }
 }
 
-/// What is agreed with the kernel, as `fuse_init_out`.
+/// The agreement with the kernel, as `fuse_init_out`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InitOut {
     pub(super) major: u32,
@@ -376,7 +376,7 @@ pub(super) struct InitOut {
 }
 
 impl InitOut {
-    /// Its 64 bytes.
+    /// The 64 bytes of this structure.
     pub(super) fn encode(&self) -> Vec<u8> {
         Out::default()
             .u32(self.major)

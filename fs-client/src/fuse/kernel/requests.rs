@@ -1,7 +1,7 @@
-//! Requests that the kernel waits for, and the device they came through.
+//! Requests that the kernel waits for, and the device from which they are read.
 //!
-//! Each is noted when it was read, until it is answered, so that an FUSE_INTERRUPT finds it. The kernel may send the interrupt so soon that
-//! another thread reads it before the request is noted: then the interrupt is kept and found by the request.
+//! Each request is noted when it is read, until it is answered, so that a FUSE_INTERRUPT finds it. The kernel may send an interrupt so soon that
+//! another thread reads it before the request is noted: then the interrupt is kept, and the request finds it.
 
 use super::abi::{OUT_HEADER_LEN, opcode};
 use crate::transport::interrupt::Interruptible;
@@ -13,24 +13,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Locks for the table, so that threads seldom meet at one.
+/// The number of locks for the table of requests: several, so that threads seldom wait for each other.
 const SHARDS: usize = 16;
-/// Interrupts kept for requests that are not noted yet. One is noted within microseconds; what is older was of a request that
-/// has been answered.
+/// The most interrupts that are kept for requests that are not noted yet. A request is noted within microseconds, so an older interrupt is of a
+/// request that has been answered.
 const EARLY_MAX: usize = 64;
-/// The most parts an answer has.
+/// The most parts of an answer.
 const PARTS_MAX: usize = 3;
 
-/// A request without an answer.
+/// A request that has been read and not answered.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) unique: u64,
     pub(super) opcode: u32,
-    /// The thread that made the system call, as this process sees it; 0: it does not.
+    /// The thread that made the system call, as this process sees it; 0 if it cannot see it.
     pub(super) thread: u32,
-    /// Somebody has taken the answer. Whoever sets it answers.
+    /// Whether the right to answer was taken. The one who sets this answers.
     is_answered: AtomicBool,
-    /// Who asked does not want to wait any more. Relaxed: it is looked at again and again.
+    /// Whether the caller does not want to wait any more. Relaxed: it is read again and again.
     is_interrupted: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ impl Pending {
         self.is_answered.load(Ordering::Acquire)
     }
 
-    /// What can still be given up is to be given up.
+    /// Asks the request's thread to give up what can still be given up.
     pub(super) fn interrupt(&self) {
         self.is_interrupted.store(true, Ordering::Relaxed);
     }
@@ -54,29 +54,29 @@ impl Interruptible for Pending {
 #[derive(Debug, Default)]
 struct Shard {
     pending: HashMap<u64, Arc<Pending>>,
-    /// Interrupted before they were noted, the oldest first.
+    /// Interrupted requests that are not noted yet, the oldest first.
     early: Vec<u64>,
 }
 
-/// What the attendant is to look at.
+/// State that the attendant looks at.
 #[derive(Debug, Default)]
 pub(super) struct Attention {
-    /// Requests the kernel has interrupted, and since when.
+    /// Requests that the kernel has interrupted, and since when.
     pub(super) interrupted: Vec<(Arc<Pending>, Instant)>,
-    /// All threads have been at their requests for a while: somebody else is to read.
+    /// Whether all threads have been busy for a while, so that a spare thread must read.
     pub(super) is_stuck: bool,
-    /// Threads with one request each.
+    /// The number of spare threads, which handle one request each.
     pub(super) spare_threads: usize,
-    /// Bytes of their requests.
+    /// The bytes of their requests.
     pub(super) spare_bytes: usize,
-    /// The kernel has ended the connection.
+    /// Whether the kernel has ended the connection.
     pub(super) has_ended: bool,
 }
 
-/// What a session has done, for `cuttlefs status`.
+/// The counts of a session, for `cuttlefs status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Requests that were answered EINTR because who asked did not want to wait.
+    /// Requests that were answered with EINTR because the caller did not want to wait.
     pub interrupted: u64,
     /// Requests that were taken on while all threads waited.
     pub spare: u64,
@@ -88,16 +88,16 @@ pub(super) struct Connection {
     pub(super) device: OwnedFd,
     shards: [Mutex<Shard>; SHARDS],
     pub(super) attention: Mutex<Attention>,
-    /// Told of interrupts, of the end, and when no thread is idle.
+    /// Notified of interrupts, of the end, and when no thread is idle.
     pub(super) attend: Condvar,
-    /// Told when `is_stuck`, the number of spare threads or `has_ended` changed.
+    /// Notified when `is_stuck`, the number of spare threads or `has_ended` changes.
     pub(super) spare: Condvar,
-    /// Threads that wait for a message. Changed by each of them; read by the attendant, whom `attendant_sleeps` orders.
+    /// The number of threads that wait for a message. Changed by each of them and read by the attendant; `attendant_sleeps` orders the two.
     idle: AtomicUsize,
-    /// Messages read. Relaxed: a clock for the attendant.
+    /// The number of messages read. Relaxed: the attendant uses it as a clock.
     taken: AtomicU64,
-    /// The attendant waits to be told that no thread is idle. Sequentially consistent with `idle`: either it sees that, or
-    /// the last thread sees that it sleeps.
+    /// Whether the attendant sleeps until no thread is idle. Sequentially consistent with `idle`: either the attendant sees that no thread is idle,
+    /// or the last thread sees that the attendant sleeps.
     pub(super) attendant_sleeps: AtomicBool,
     interrupted: AtomicU64,
     pub(super) spare_requests: AtomicU64,
@@ -127,17 +127,17 @@ impl Connection {
     }
 
     fn shard(&self, unique: u64) -> &Mutex<Shard> {
-        // The kernel numbers requests by two.
+        // The kernel numbers requests in steps of two.
         &self.shards[(unique / 2) as usize % SHARDS]
     }
 
-    /// One message, into the buffer. `None`: the connection has ended.
+    /// Reads one message into the buffer. `None`: the connection has ended.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
         use rustix::io::Errno;
         loop {
             match rustix::io::read(&self.device, &mut *buffer) {
                 Ok(len) => return Some(len),
-                // ENOENT: a request that was given up while it was handed over.
+                // ENOENT: the request was given up while the kernel handed it over.
                 Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
                 Err(Errno::NODEV) => return None,
                 Err(error) => {
@@ -160,12 +160,12 @@ impl Connection {
         received
     }
 
-    /// Whether no thread waits for a message, and how many were read so far.
+    /// Whether no thread waits for a message, and the number of messages read so far.
     pub(super) fn progress(&self) -> (bool, u64) {
         (self.idle.load(Ordering::SeqCst) == 0, self.taken.load(Ordering::Relaxed))
     }
 
-    /// A request was read.
+    /// Notes a request that was read.
     pub(super) fn note(&self, unique: u64, opcode: u32, thread: u32) -> Arc<Pending> {
         let pending = Arc::new(Pending {
             unique,
@@ -185,7 +185,7 @@ impl Connection {
         pending
     }
 
-    /// FUSE_INTERRUPT: a signal came while somebody waited for this request.
+    /// Notes a FUSE_INTERRUPT: a signal has come while a caller waits for this request.
     pub(super) fn note_interrupt(&self, unique: u64) {
         let mut shard = self.shard(unique).lock();
         match shard.pending.get(&unique).cloned() {
@@ -207,14 +207,14 @@ impl Connection {
         self.attend.notify_all();
     }
 
-    /// The kernel has ended the connection: everybody is told.
+    /// The kernel has ended the connection: wakes all threads.
     pub(super) fn end(&self) {
         self.attention.lock().has_ended = true;
         self.attend.notify_all();
         self.spare.notify_all();
     }
 
-    /// Takes the right to answer.
+    /// Takes the right to answer. Returns whether it was still free.
     fn take(&self, pending: &Pending) -> bool {
         if pending.is_answered.swap(true, Ordering::AcqRel) {
             return false;
@@ -223,7 +223,7 @@ impl Connection {
         true
     }
 
-    /// Answers a request; `false`: it has its answer, or the kernel does not want any.
+    /// Answers a request. `false`: it was answered before, or the kernel does not want the answer.
     pub(super) fn answer(&self, pending: &Pending, error: i32, parts: &[&[u8]]) -> bool {
         if !self.take(pending) {
             return false;
@@ -231,14 +231,14 @@ impl Connection {
         match self.send(pending.unique, -error, parts) {
             Ok(()) => true,
             Err(error) => {
-                // ENOENT: whoever asked has been told that the connection was aborted.
+                // ENOENT: the caller was told that the connection was aborted.
                 tracing::debug!(%error, unique = pending.unique, opcode = pending.opcode, "an answer was not taken");
                 false
             }
         }
     }
 
-    /// Ends a request on behalf of who asked. What does it goes on, or notices.
+    /// Answers a request with EINTR for its caller. The thread of the request goes on until it notices.
     pub(super) fn end_interrupted(&self, pending: &Pending) {
         pending.interrupt();
         if self.answer(pending, libc::EINTR, &[]) {
@@ -246,7 +246,7 @@ impl Connection {
         }
     }
 
-    /// One message to the kernel: an answer, or a notification, which has no request.
+    /// Sends one message to the kernel: an answer, or a notification, which belongs to no request.
     pub(super) fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
         let body_len: usize = parts.iter().map(|part| part.len()).sum();
         let len = u32::try_from(OUT_HEADER_LEN + body_len).map_err(io::Error::other)?;
@@ -265,7 +265,7 @@ impl Connection {
     }
 }
 
-/// The right to answer a request. Dropped without an answer it is EIO.
+/// The right to answer a request. If it is dropped without an answer, the answer is EIO.
 #[derive(Debug)]
 pub(super) struct Answer {
     connection: Arc<Connection>,
@@ -277,12 +277,12 @@ impl Answer {
         Self { connection, pending }
     }
 
-    /// With a body; `false`: nobody wants it any more.
+    /// Answers with a body. `false`: nobody wants the answer any more.
     pub(super) fn ok(self, parts: &[&[u8]]) -> bool {
         self.connection.answer(&self.pending, 0, parts)
     }
 
-    /// Takes the right to answer, so that nobody else ends the request; `None`: somebody has.
+    /// Takes the right to answer, so that nobody else can end the request. `None`: somebody has.
     pub(super) fn claim(self) -> Option<Claimed> {
         let is_mine = self.connection.take(&self.pending);
         is_mine.then(|| Claimed {
@@ -296,7 +296,7 @@ impl Answer {
         self.connection.answer(&self.pending, errno, &[]);
     }
 
-    /// Whether who asked does not want to wait any more.
+    /// Whether the caller does not want to wait any more.
     pub(super) fn is_interrupted(&self) -> bool {
         self.pending.is_interrupted()
     }
@@ -310,7 +310,7 @@ impl Drop for Answer {
     }
 }
 
-/// An answer that nobody else gives. Dropped as it is, it is EIO.
+/// An answer that nobody else can give any more. If it is dropped without `ok`, the answer is EIO.
 #[derive(Debug)]
 pub(super) struct Claimed {
     connection: Arc<Connection>,
@@ -319,7 +319,7 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
-    /// Without a body.
+    /// Answers without a body.
     pub(super) fn ok(mut self) {
         self.errno = 0;
     }
@@ -338,7 +338,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixDatagram;
 
-    /// A connection, and what would be the kernel's end of it.
+    /// A connection, and a socket in the place of the kernel's end.
     fn connection() -> (Arc<Connection>, UnixDatagram) {
         let (ours, kernels) = UnixDatagram::pair().expect("sockets");
         kernels.set_nonblocking(true).expect("nonblocking");
@@ -406,7 +406,7 @@ mod tests {
         let early = connection.note(20, opcode::READ, 1);
         assert_eq!(found(&connection), [20]);
         assert!(!early.is_interrupted() && !pending.is_interrupted(), "what follows is for others to say");
-        // Interrupts of requests that have been answered do not pile up.
+        // Interrupts of answered requests do not pile up.
         (0..10_000).for_each(|unique| connection.note_interrupt(unique));
         assert!(connection.shards.iter().all(|shard| shard.lock().early.len() <= EARLY_MAX));
     }

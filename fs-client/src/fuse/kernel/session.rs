@@ -15,22 +15,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How often a session that is waited for is looked at besides.
+/// How often `wait` checks whether the session has ended, although it is notified of most changes.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What is asked of the kernel.
+/// The file system's side of the agreement with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// What is wanted, and taken where the kernel has it.
+    /// Features that are used if the kernel has them.
     pub wanted: InitFlags,
-    /// The largest WRITE.
+    /// The largest WRITE in bytes.
     pub max_write: u32,
-    /// Pages a request may have: more than its bytes fill, where a program's memory begins within one, or is in many parts.
-    /// The kernel has a limit of its own.
+    /// The most pages of a request. That is more than its bytes fill, if a program's memory begins within a page or is in many parts. The kernel has
+    /// a limit of its own.
     pub max_pages: u16,
-    /// The largest readahead; the kernel begins lower.
+    /// The largest readahead in bytes; the kernel begins with less.
     pub max_readahead: u32,
-    /// Background requests at once.
+    /// The most background requests at once.
     pub max_background: u16,
 }
 
@@ -47,7 +47,7 @@ pub struct Serving {
     threads: Arc<AtomicUsize>,
 }
 
-/// One of a session's threads lives.
+/// Counts one living thread of a session.
 struct Alive {
     connection: Arc<Connection>,
     threads: Arc<AtomicUsize>,
@@ -65,7 +65,7 @@ impl Session {
     /// Mounts, and agrees with the kernel.
     ///
     /// # Errors
-    /// The mount point is not usable, or FUSE is not; nothing is left behind.
+    /// The mount point or FUSE cannot be used; then nothing stays mounted.
     pub fn new(mountpoint: &Path, options: &MountOptions, agreement: &Agreement) -> io::Result<Self> {
         let connection = Connection::new(mounting::mount(mountpoint, options)?);
         Self::begin(connection, agreement).inspect_err(|_| mounting::unmount(mountpoint))
@@ -79,22 +79,22 @@ impl Session {
         Ok(Self { connection, agreed, buffer_len })
     }
 
-    /// What of `wanted` the kernel has.
+    /// The features of `wanted` that the kernel has.
     pub fn agreed(&self) -> InitFlags {
         self.agreed
     }
 
-    /// Tells the kernel things.
+    /// A notifier for this session's connection.
     pub fn notifier(&self) -> Notifier {
         Notifier::new(self.connection.clone())
     }
 
-    /// The device. Polls as an error when the kernel has ended the connection.
+    /// The session's device. poll(2) reports an error on it when the kernel has ended the connection.
     pub fn device(&self) -> BorrowedFd<'_> {
         self.connection.device.as_fd()
     }
 
-    /// Starts threads that serve it until the kernel ends it.
+    /// Starts threads that serve the file system until the kernel ends the connection.
     ///
     /// # Errors
     /// A thread could not be started.
@@ -120,12 +120,12 @@ impl Session {
 }
 
 impl Serving {
-    /// Whether all of its threads have ended, and with them every request.
+    /// Whether all threads of the session have ended, and so all requests.
     pub fn is_finished(&self) -> bool {
         self.threads.load(Ordering::Acquire) == 0 && self.connection.attention.lock().spare_threads == 0
     }
 
-    /// Waits until it is.
+    /// Waits until all threads have ended.
     pub fn wait(&self) {
         let mut attention = self.connection.attention.lock();
         while self.threads.load(Ordering::Acquire) > 0 || attention.spare_threads > 0 {
@@ -133,13 +133,13 @@ impl Serving {
         }
     }
 
-    /// What it has done so far.
+    /// The counts so far.
     pub fn figures(&self) -> Figures {
         self.connection.figures()
     }
 }
 
-/// Answers INIT.
+/// Answers INIT; returns the features that were agreed on.
 fn agree(connection: &Arc<Connection>, message: &[u8], agreement: &Agreement) -> io::Result<InitFlags> {
     let malformed = |_| io::Error::new(io::ErrorKind::InvalidData, "the kernel's first message is malformed");
     let (header, mut fields) = Header::parse(message).map_err(malformed)?;

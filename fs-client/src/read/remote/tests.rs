@@ -7,7 +7,7 @@ use cuttlefs_common::rpc::Layout;
 use std::sync::Arc;
 
 const SLOT: FileSlot = FileSlot(1);
-/// Pages of the file: more than a doorbell's.
+/// The number of pages of the file: more than fit a doorbell.
 const PAGES_OF_FILE: u64 = 40;
 
 struct Server {
@@ -17,8 +17,8 @@ struct Server {
 }
 
 impl Server {
-    /// Page `n` of the file is pool page `100 - n`, so that no two are neighbours there, and is in frame `3 + n` where its bytes are `n`,
-    /// but for every fourth page, which is on SSD.
+    /// Page `n` of the file is pool page `100 - n`, so that no two pages are neighbours in the pool. It is in frame `3 + n`, and its bytes are `n`;
+    /// but every fourth page is on SSD.
     fn new() -> Self {
         let frames = Arc::new(SharedMemory::new("frames", 64 * PAGE_SIZE).expect("frames"));
         let residency = ResidencyTable::new(512).expect("residency");
@@ -57,7 +57,7 @@ fn read_with(
     read(rnic, &windows, guesses, SLOT, &layout(7), 0, out)
 }
 
-/// What every page must be that is not missing.
+/// Checks which pages are missing, and the bytes of all others.
 fn check(got: &OneSided, out: &[u8]) {
     for (page, bytes) in out[..got.valid_len].chunks(PAGE_SIZE).enumerate() {
         assert_eq!(got.missing.contains(page), page % 4 == 3, "page {page}");
@@ -90,14 +90,14 @@ fn a_page_that_is_somewhere_else_is_read_there_and_one_that_moves_on_is_missing(
     };
     let mut rnic = server.rnic();
     read_with(&mut rnic, &guesses, &mut out).expect("answer");
-    // It moved since: the guess is wrong, and the bytes that came with it are not its.
+    // The page has moved since: the guess is wrong, and the bytes that come with it are not those of the page.
     move_to(&server.residency, &server.frames, 60);
     server.frames.fill(3 * PAGE_SIZE, PAGE_SIZE, 0xee);
     let mut rnic = server.rnic();
     let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
     assert!(got.missing.is_empty() && out.iter().all(|byte| *byte == 0));
     assert_eq!(rnic.doorbells, 2);
-    // It moves on between the two looks, and again.
+    // The page moves on between the two doorbells.
     let (residency, frames) = (server.residency.clone(), server.frames.clone());
     move_to(&residency, &frames, 61);
     let mut rnic = server.rnic();
@@ -157,14 +157,14 @@ fn layouts_and_slots_that_are_gone_are_noticed() {
 fn numbers_from_a_broken_peer_are_checked() {
     let (server, guesses) = (Server::new(), FrameGuesses::default());
     let mut out = vec![0; 100];
-    // A frame past the window, as the entry says and as was guessed.
+    // A frame beyond the window, both in the entry and as a guess.
     server.residency.begin_change(PoolPage(100));
     server.residency.end_change(PoolPage(100), FrameIndex(u32::MAX), false);
     for _ in 0..2 {
         let got = read_with(&mut server.rnic(), &guesses, &mut out).expect("answer").expect("read");
         assert!(got.missing.contains(0));
     }
-    // A pool page past the table.
+    // A pool page beyond the table.
     let wild = Extent {
         file_page: FilePage(0),
         pool_page: PoolPage(u64::MAX / 2),

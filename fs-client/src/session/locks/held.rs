@@ -6,7 +6,7 @@ use cuttlefs_common::locks::{HeldLock, LockList, LockOwner, LockRange, LockSpace
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What one owner has locked of one file, in one space.
+/// Names the locks of one owner on one file, in one space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Owned {
     pub(super) ino: InodeNo,
@@ -14,37 +14,37 @@ pub(super) struct Owned {
     pub(super) owner: LockOwner,
 }
 
-/// What an owner had of a range before a request that makes it less was sent.
+/// The locks of an owner in a range, before a request is sent that reduces them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Before {
-    /// The session it was held in.
+    /// The session in which they were held.
     session: u64,
     held: Vec<HeldLock<LockOwner>>,
     pub(super) through: Option<Arc<ServerOpen>>,
 }
 
-/// See the module.
+/// The held locks; see the module.
 #[derive(Default)]
 pub(super) struct Held {
-    /// Whose server knows what is here.
+    /// The session whose server has these locks.
     pub(super) session: u64,
     pub(super) lists: HashMap<(InodeNo, LockSpace), LockList<LockOwner>>,
-    /// The open file each owner used last: with its end go locks the kernel says nothing more of.
+    /// The open file that each owner used last: when it ends, its locks end, and the kernel says nothing more of them.
     pub(super) through: HashMap<Owned, Arc<ServerOpen>>,
 }
 
 impl Held {
-    /// What is held of a file.
+    /// The locks that are held on a file.
     pub(super) fn list(&self, ino: InodeNo, space: LockSpace) -> Option<&LockList<LockOwner>> {
         self.lists.get(&(ino, space))
     }
 
-    /// An owner holds this, in the place of what he held of its range.
+    /// An owner holds this lock now, in place of its earlier locks in the range.
     pub(super) fn set(&mut self, Owned { ino, space, .. }: Owned, lock: HeldLock<LockOwner>) {
         self.lists.entry((ino, space)).or_default().set(lock);
     }
 
-    /// Takes out what an owner has of a range.
+    /// Takes out an owner's locks in a range.
     pub(super) fn take(&mut self, owned: Owned, range: LockRange) -> Before {
         let Owned { ino, space, owner } = owned;
         let list = self.lists.get(&(ino, space));
@@ -60,9 +60,9 @@ impl Held {
         Before { session: self.session, held, through }
     }
 
-    /// The request did not do that after all.
+    /// The request failed: puts the locks back.
     pub(super) fn put_back(&mut self, owned: Owned, before: Before) {
-        // A server that has followed did not hear of it.
+        // A later server has not heard of these locks.
         if before.session == self.session && !before.held.is_empty() {
             for held in before.held {
                 self.set(owned, held);
@@ -73,16 +73,16 @@ impl Held {
         }
     }
 
-    /// Whether this mount has locks on the file that nobody gives up but the close of an open file.
+    /// Whether other owners of this mount have flock locks on the file, which only the close of an open file gives up.
     pub(super) fn others_go_with_a_close(&self, Owned { ino, space, owner }: Owned) -> bool {
         let held = self.lists.get(&(ino, space)).filter(|_| space == LockSpace::Whole);
         held.is_some_and(|list| list.iter().any(|held| held.holder != owner))
     }
 
-    /// Forgets what an owner has of a range.
+    /// Forgets an owner's locks in a range.
     pub(super) fn clear(&mut self, Owned { ino, space, owner }: Owned, range: LockRange) {
         let Some(list) = self.lists.get_mut(&(ino, space)) else {
-            // What it was taken through is kept for a lock that was lost.
+            // The entry may have been kept for a lost lock only.
             self.through.remove(&Owned { ino, space, owner });
             return;
         };

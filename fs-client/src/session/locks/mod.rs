@@ -47,14 +47,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use table::{Noted, RELEASE_PATIENCE, Wait};
 
-/// How often it is asked what is in the way of a lock while the server cannot say.
+/// How often the question for a blocking lock is repeated while the server cannot answer it.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The server's answer to a request for a lock.
 enum Answer {
-    /// It is held, and this is the file.
+    /// The lock is held; these are the file's attributes.
     Granted(Attr),
-    /// It is waited for.
+    /// The request waits for other locks.
     Queued,
 }
 
@@ -64,7 +64,7 @@ fn unexpected<T>() -> Result<T, FsError> {
 }
 
 impl Session {
-    /// Asks for a lock. `waiter` is answered now, or by another thread when it is granted or will not be.
+    /// Requests a lock. `waiter` is answered now, or by another thread when the lock is granted or will not be.
     pub(crate) fn set_lock(
         self: &Arc<Self>,
         caller: &Caller,
@@ -80,7 +80,7 @@ impl Session {
             return;
         }
         if lock.mode == LockMode::Shared && self.locks.is_known(owned) {
-            // Others may share it from then on.
+            // Other clients may share the lock from then on.
             self.sync_for_next_holder(caller, owned.ino);
         }
         let id = self.locks.begin(Wait {
@@ -94,7 +94,7 @@ impl Session {
         match self.ask_for_lock(caller, id, file, lock, blocking) {
             Ok(true) => {
                 waiting::start(self);
-                // It may have been before anybody could find the wait.
+                // The interrupt may have come before the wait could be found.
                 self.lock_waits_interrupted();
             }
             Ok(false) if self.locks.has_unwanted() => waiting::start(self),
@@ -103,7 +103,7 @@ impl Session {
         }
     }
 
-    /// Sends the request until a server has answered whose answer counts. `true`: it is waited for.
+    /// Sends the request until the answer counts. `true`: the request waits.
     fn ask_for_lock(
         &self,
         caller: &Caller,
@@ -134,8 +134,8 @@ impl Session {
                         return Ok(true);
                     }
                 }
-                // The kernel does not wait for the end of a close: it may have told whoever had the lock before that
-                // he has closed the file, while we are still giving it up.
+                // The kernel does not wait for the end of a close: a program may know that the file is closed while this mount is still giving its
+                // lock up.
                 Err(FsError::Server(Status::Locked))
                     if Instant::now() < give_up_at && self.locks.wait_for_release(refused, released) => {}
                 Err(_) if file.is_fenced() => return Err(FsError::Server(Status::Io)),
@@ -144,7 +144,7 @@ impl Session {
         }
     }
 
-    /// A wait ended with the lock, by the word of a session's server.
+    /// The server of `session` says that a wait ended with the lock.
     fn grant(&self, id: WaitId, session: u64, attr: Option<&Attr>) -> Noted {
         let (noted, wait) = self.locks.granted(id, session);
         if let Some(wait) = wait {
@@ -156,17 +156,17 @@ impl Session {
         noted
     }
 
-    /// A wait ended without the lock, or who waited gave up.
+    /// A wait ended without the lock, or was given up.
     fn end_wait(&self, id: WaitId, result: Result<GrantedLock, FsError>) {
         if let Some(wait) = self.locks.forget(id) {
             let _told = wait.waiter.answer(result);
         }
     }
 
-    /// Gives locks up.
+    /// Gives up an owner's locks in a range.
     ///
     /// # Errors
-    /// As the server says; `Io` once for locks that were lost.
+    /// The server's error; `Io` once for locks that were lost.
     pub(crate) fn unlock(
         &self,
         caller: &Caller,
@@ -200,8 +200,8 @@ impl Session {
         if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
 
-    /// Makes what this mount wrote to a file durable. Otherwise it would write that again after a kill of the server, over
-    /// what the next holder of the lock has written meanwhile.
+    /// Makes this mount's changes of a file durable. Otherwise they would be restored after a kill of the server, over the writes of the lock's next
+    /// holder.
     fn sync_for_next_holder(&self, caller: &Caller, ino: InodeNo) {
         if !self.unsynced.files().contains(&ino) {
             return;
@@ -210,17 +210,17 @@ impl Session {
         let build = || Request::Sync(SyncScope::InodeContents(ino));
         match self.call(caller, build, |_| Ok(())) {
             Ok(()) => self.unsynced.synced(Some(ino), mark),
-            // Whoever syncs the file hears of it; the lock is given up all the same.
+            // A sync of the file will return the error; the lock is given up all the same.
             Err(error) => {
                 tracing::warn!(%ino, %error, "a file could not be synced before its lock was given up")
             }
         }
     }
 
-    /// What is in the way of a lock. Waits until the server can say.
+    /// A lock that blocks this one, if there is one. Waits until the server can say.
     ///
     /// # Errors
-    /// As the server says.
+    /// The server's error.
     pub(crate) fn test_lock(
         &self,
         caller: &Caller,
@@ -242,7 +242,7 @@ impl Session {
         }
     }
 
-    /// A process closed a file: with that it gives up what it has locked of it through fcntl(2), whichever descriptor it used.
+    /// A process closed a file: it gives up the locks that it took on the file through fcntl(2), by whichever descriptor.
     pub(crate) fn release_owner(&self, ino: InodeNo, owner: LockOwner) {
         let owned = Owned { ino, space: LockSpace::Ranges, owner };
         if self.locks.is_known(owned) {
@@ -251,13 +251,13 @@ impl Session {
         }
     }
 
-    /// The last descriptor of an open file is closed: the locks that went with it are given up. Those are flock's and
-    /// fcntl's of open file descriptions, of which the kernel tells nothing more.
+    /// The last descriptor of an open file is closed: gives up the locks that end with it. These are the locks of flock(2), and those of fcntl(2) on
+    /// open file descriptions, of which the kernel says nothing more.
     pub(crate) fn release_open(&self, file: &ServerOpen) {
         if let Some(owned) = self.locks.begin_release(file) {
             for owned in owned {
                 let _turn = self.locks.turn(owned);
-                // Else the next one of this name has taken them over meanwhile.
+                // Otherwise a later open file of the same owner has taken the locks over.
                 if self.locks.is_through(owned, file) {
                     self.release(owned);
                 }
@@ -268,7 +268,7 @@ impl Session {
 
     fn release(&self, owned: Owned) {
         match self.unlock_in_turn(&self.own_caller(), owned, LockRange::WHOLE) {
-            // A lost lock was warned of when it was lost; a mount that ends gives all of them up.
+            // A warning was logged when the lock was lost, and the end of the mount gives all locks up.
             Ok(()) | Err(FsError::ShutDown | FsError::Server(Status::Io)) => {}
             Err(error) => {
                 tracing::warn!(ino = %owned.ino, %error, "locks of a closed file could not be given up");
@@ -276,13 +276,13 @@ impl Session {
         }
     }
 
-    /// The first session begins: nothing is locked yet.
+    /// The first session begins: no lock is held yet.
     pub(super) fn begin_locks(&self, session: u64) {
         self.locks.begin_session(session);
     }
 
-    /// Takes back at a new session what was held, and asks again for what is waited for. `None`: the connection broke, all of it
-    /// is tried again.
+    /// Reclaims the held locks at a new session, and requests again those that are waited for. `None`: the connection broke, and everything is tried
+    /// again.
     pub(super) fn recover_locks(&self, lane: &mut Lane, session: u64, seq: &mut u64) -> Option<()> {
         let (held, waits) = self.locks.begin_session(session);
         for batch in held.chunks(RECLAIM_LOCKS_MAX) {
@@ -323,7 +323,7 @@ impl Session {
         Some(())
     }
 
-    /// Asks once how waits ended, and tells who waited. The server holds the question for `hold` at most.
+    /// Asks the server once how waits ended, and answers their waiters. The server holds the question for `hold` at most.
     ///
     /// # Errors
     /// `ShutDown` if the mount ends.
@@ -350,7 +350,7 @@ impl Session {
         }
         match settled.result {
             Ok(()) => {
-                // Whoever had the lock before has written.
+                // The holder before has written.
                 let attr = self.locks.file_of(settled.wait).and_then(|file| {
                     let build = || Request::GetAttr { ino: file.ino() };
                     let take = |reply: Reply<'_>| match reply {
@@ -359,19 +359,19 @@ impl Session {
                     };
                     self.call(&self.own_caller(), build, take).ok()
                 });
-                // If the session is over by now, the next one was asked for the lock again.
+                // If the session is over by now, the lock was requested again at the next one.
                 let _or_outdated = self.grant(settled.wait, session, attr.as_ref());
             }
             Err(status) => self.end_wait(settled.wait, Err(FsError::Server(status))),
         }
     }
 
-    /// Some who wait do not want to any more. Does not wait for the server.
+    /// Some waiters may have been interrupted. Does not wait for the server.
     pub(crate) fn lock_waits_interrupted(&self) {
         self.locks.interrupted();
     }
 
-    /// Gives up what was granted to somebody who had been told otherwise: he was killed meanwhile.
+    /// Gives up locks that were granted to a waiter that had another answer before, because it was killed.
     fn release_unwanted(&self) {
         for (Owned { ino, space, owner }, range) in self.locks.take_unwanted() {
             match self.unlock(&self.own_caller(), ino, space, owner, range) {
@@ -381,7 +381,7 @@ impl Session {
         }
     }
 
-    /// Who waits does not want to any more.
+    /// Gives up a wait whose waiter was interrupted.
     ///
     /// # Errors
     /// `ShutDown` if the mount ends.
@@ -394,7 +394,7 @@ impl Session {
                 _ => unexpected(),
             };
             let (ended, session) = self.call_noting_session(&self.own_caller(), build, take)?;
-            // Else it was asked for again meanwhile, at the next server.
+            // Otherwise the lock was requested again meanwhile, at the next server.
             if self.locks.is_of(session) {
                 match ended {
                     None => self.end_wait(id, Err(FsError::Server(Status::Cancelled))),
@@ -405,7 +405,7 @@ impl Session {
         }
     }
 
-    /// The mount ends: nobody waits any longer.
+    /// The mount ends: answers all waiters.
     pub(super) fn end_lock_waits(&self) {
         for wait in self.locks.end() {
             let _told = wait.waiter.answer(Err(FsError::ShutDown));

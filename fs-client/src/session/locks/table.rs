@@ -12,22 +12,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long it is waited for locks that go with files being closed.
+/// How long a request waits for locks of files that are being closed.
 pub(super) const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
-/// How long it is waited for a close that the kernel has told of and no thread has begun with yet: who closed the file went on at
-/// once, and what he asked for then may be read by a thread that runs before the one with the close does.
+/// How long a request waits for a close that the kernel has sent and that no thread has read yet. The program went on at once after the close, and
+/// its next request may be read by a thread that runs before the one with the close.
 const UNREAD_PATIENCE: Duration = Duration::from_millis(30);
 
-/// Somebody who asked for a lock.
+/// A request for a lock.
 #[derive(Clone)]
 pub(super) struct Wait {
     pub(super) file: Arc<ServerOpen>,
     pub(super) lock: Lock,
     pub(super) blocking: bool,
     pub(super) waiter: Arc<dyn LockWaiter>,
-    /// The server has said that it is to be waited for. Until then whoever asked asks again by himself.
+    /// Whether the server has said that the request waits. Until then the caller sends it again by itself.
     pub(super) queued: bool,
-    /// What is held until the answer is there, if that is more than what is asked for.
+    /// The locks that are held until the answer, if they are more than the request asks for.
     pub(super) before: Before,
 }
 
@@ -37,34 +37,34 @@ impl Wait {
     }
 }
 
-/// What a new session is asked for again.
+/// A request that recovery sends again.
 pub(super) type AskedFor = (WaitId, Arc<ServerOpen>, Lock, bool);
 
 /// Whether an answer counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Noted {
-    /// It does, and is noted.
+    /// The answer counts, and is noted.
     Done,
-    /// It is of a session that is over: the request is to be made again.
+    /// The answer is of a session that is over: the request must be sent again.
     Outdated,
 }
 
 #[derive(Default)]
 struct State {
     own: Held,
-    /// Whose locks a request is under way about.
+    /// The owners with a request under way.
     busy: HashSet<Owned>,
     lost: HashSet<Owned>,
     waits: BTreeMap<WaitId, Wait>,
     next_wait: u64,
-    /// Closes under way that give locks up.
+    /// The number of closes under way that give locks up.
     releasing: usize,
-    /// How many of them have ended.
+    /// The number of such closes that have ended.
     released: u64,
-    /// Somebody who waits may not want to any more.
+    /// Whether some waiter may have been interrupted.
     interrupted: bool,
-    /// Granted to who had been told otherwise.
+    /// Locks that were granted to a waiter that had another answer before.
     unwanted: Vec<(Owned, LockRange)>,
     ended: bool,
 }
@@ -75,19 +75,19 @@ impl State {
     }
 }
 
-/// See the module.
+/// The table; see the module.
 #[derive(Default)]
 pub(in crate::session) struct OwnLocks {
     state: Mutex<State>,
-    /// Told when somebody begins to wait, when a close has given its locks up, when a turn ends, and at the end.
+    /// Notified when a request begins to wait, when a close has given its locks up, when a turn ends, and at the end.
     changed: Condvar,
-    /// Whether there was ever a lock: mounts without any look at nothing more when a file is closed. Relaxed: a
-    /// process that closes a file has had the answer to its lock before.
+    /// Whether there was ever a lock: a mount without locks looks at nothing more when a file is closed. Relaxed: a process that closes a file has
+    /// had the answer to its lock before.
     used: AtomicBool,
     threads: super::waiting::Started,
 }
 
-/// While it is there, no other request about these locks is under way.
+/// While it exists, no other request about these locks is under way.
 #[must_use]
 pub(super) struct Turn<'l> {
     locks: &'l OwnLocks,
@@ -102,7 +102,7 @@ impl Drop for Turn<'_> {
 }
 
 impl OwnLocks {
-    /// Waits for the end of what is under way about these locks.
+    /// Waits for the end of a request that is under way about these locks.
     pub(super) fn turn(&self, owned: Owned) -> Turn<'_> {
         let mut state = self.state();
         self.changed.wait_while(&mut state, |state| state.busy.contains(&owned));
@@ -110,12 +110,12 @@ impl OwnLocks {
         Turn { locks: self, owned }
     }
 
-    /// Whether this open file is the one these locks were taken through last.
+    /// Whether this is the open file through which these locks were taken last.
     pub(super) fn is_through(&self, owned: Owned, file: &ServerOpen) -> bool {
         self.state().own.through.get(&owned).is_some_and(|through| through.number() == file.number())
     }
 
-    /// Whether the threads for waits are there; they are to be after this.
+    /// Whether the threads for waits were started. The caller must start them if not.
     pub(super) fn threads_started(&self) -> bool {
         self.threads.begin()
     }
@@ -124,12 +124,12 @@ impl OwnLocks {
         self.state.lock()
     }
 
-    /// Somebody asks for a lock.
+    /// Notes a request for a lock.
     pub(super) fn begin(&self, mut wait: Wait) -> WaitId {
         self.used.store(true, Ordering::Relaxed);
         let mut state = self.state();
         if wait.lock.space == LockSpace::Whole {
-            // flock(2) gives up what it converts; the server does the same.
+            // flock(2) gives up the lock that it converts; the server does the same.
             let held = state.own.list(wait.file.ino(), LockSpace::Whole);
             if !held.is_some_and(|list| list.holds(wait.lock.owner, LockRange::WHOLE, wait.lock.mode)) {
                 state.own.clear(wait.owned(), LockRange::WHOLE);
@@ -139,8 +139,8 @@ impl OwnLocks {
         let list = state.own.list(wait.file.ino(), space);
         if mode == LockMode::Shared && list.is_some_and(|list| list.holds(holder, range, LockMode::Exclusive))
         {
-            // It is granted at once, and others may share it before this mount hears of that: should the server be killed, only
-            // what is asked for is reclaimed.
+            // The server grants this at once, and other clients may share the lock before this mount hears of it. If the server is killed, only the
+            // shared lock is reclaimed.
             let owned = wait.owned();
             let before = state.own.take(owned, range);
             state.own.set(owned, HeldLock { holder, range, mode, pid });
@@ -155,13 +155,13 @@ impl OwnLocks {
         id
     }
 
-    /// The server says that it has to be waited for.
+    /// The server says that the request waits.
     pub(super) fn queued(&self, id: WaitId, session: u64) -> Noted {
         let mut state = self.state();
         if state.own.session != session {
             return Noted::Outdated;
         }
-        // If it is not there its end was told before this.
+        // If it is not there, its end came first.
         if let Some(wait) = state.waits.get_mut(&id) {
             wait.queued = true;
             self.changed.notify_all();
@@ -169,7 +169,7 @@ impl OwnLocks {
         Noted::Done
     }
 
-    /// The lock is held. Gives who is to be told.
+    /// The lock is granted. Returns the wait, whose waiter must be answered.
     pub(super) fn granted(&self, id: WaitId, session: u64) -> (Noted, Option<Wait>) {
         let mut state = self.state();
         if state.own.session != session {
@@ -184,7 +184,7 @@ impl OwnLocks {
         (Noted::Done, Some(wait))
     }
 
-    /// The wait is over without a lock.
+    /// The wait ended without a lock.
     pub(super) fn forget(&self, id: WaitId) -> Option<Wait> {
         let mut state = self.state();
         let mut wait = state.waits.remove(&id)?;
@@ -192,13 +192,13 @@ impl OwnLocks {
         Some(wait)
     }
 
-    /// A server is asked to give locks up. It may do so, and give them to others, and be killed before it answers: from here on
-    /// they are not reclaimed. Gives what is to be noted again should it refuse.
+    /// A server is asked to give locks up. It may do so, grant them to other clients, and be killed before it answers: so from here on they are not
+    /// reclaimed. Returns what must be noted again if the server refuses.
     pub(super) fn give_up(&self, owned: Owned, range: LockRange) -> Before {
         self.state().own.take(owned, range)
     }
 
-    /// It has refused.
+    /// The server has refused to give them up.
     pub(super) fn keep(&self, owned: Owned, before: Before) {
         self.state().own.put_back(owned, before);
     }
@@ -213,7 +213,7 @@ impl OwnLocks {
         Noted::Done
     }
 
-    /// Whether the table is of this session.
+    /// Whether the table belongs to this session.
     pub(super) fn is_of(&self, session: u64) -> bool {
         self.state().own.session == session
     }
@@ -228,12 +228,12 @@ impl OwnLocks {
         self.used.load(Ordering::Relaxed) && self.state().is_known(owned)
     }
 
-    /// Whether an owner's locks were lost and he has not been told; he is now.
+    /// Whether an owner's locks were lost and it has not been told. If so, it counts as told from now on.
     pub(super) fn take_lost(&self, owned: Owned) -> bool {
         self.used.load(Ordering::Relaxed) && self.state().lost.remove(&owned)
     }
 
-    /// An open file ends: the owners whose locks go with it. `None`: there are none. Else `end_release` follows.
+    /// An open file ends. Returns the owners whose locks end with it; `None` if there are none. Otherwise `end_release` must follow.
     pub(super) fn begin_release(&self, file: &ServerOpen) -> Option<Vec<Owned>> {
         if !self.used.load(Ordering::Relaxed) {
             return None;
@@ -255,13 +255,13 @@ impl OwnLocks {
         self.changed.notify_all();
     }
 
-    /// How many closes have given their locks up: for `wait_for_release`.
+    /// The number of closes that have given their locks up, for `wait_for_release`.
     pub(super) fn released(&self) -> u64 {
         self.state().released
     }
 
-    /// Somebody was refused a lock of this file. Waits until a close gives its locks up, if one is under way or may be; `true` if
-    /// one has done so since `released` was told.
+    /// A lock on this file was refused. Waits for a close that gives its locks up, if one is under way or may be. `true` if one has ended since
+    /// `released` was read.
     pub(super) fn wait_for_release(&self, refused: Owned, released: u64) -> bool {
         let mut state = self.state();
         let patience = match state.releasing {
@@ -274,7 +274,7 @@ impl OwnLocks {
         state.released != released
     }
 
-    /// From now on the table is of this session: what is to be reclaimed there, and asked for again.
+    /// From now on the table belongs to this session. Returns the locks to reclaim there, and the requests to send again.
     pub(super) fn begin_session(&self, session: u64) -> (Vec<ReclaimLock>, Vec<AskedFor>) {
         let mut state = self.state();
         state.own.session = session;
@@ -291,13 +291,13 @@ impl OwnLocks {
         (held, waits)
     }
 
-    /// The server did not give this lock back. Gives the open file it was taken through: nothing more goes through that.
+    /// The server did not give this lock back. Returns the open file through which it was taken, which must be fenced.
     pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) -> Option<Arc<ServerOpen>> {
         tracing::warn!(%ino, pid = lock.pid, first = lock.range.first, last = lock.range.last,
             "a lock is lost: the server had ended this mount's session");
         let owned = Owned { ino: *ino, space: lock.space, owner: lock.owner };
         let mut state = self.state();
-        // As long as the open file is, or until the owner hears of it.
+        // Kept until the open file ends, or until the owner is told.
         state.lost.insert(owned);
         let through = state.own.through.get(&owned).cloned();
         state.own.clear(owned, lock.range);
@@ -307,27 +307,27 @@ impl OwnLocks {
         through
     }
 
-    /// Those who wait, in the order they came.
+    /// The waiters, in the order of their requests.
     pub(super) fn waiters(&self) -> Vec<(WaitId, Arc<dyn LockWaiter>)> {
         let state = self.state();
         let queued = state.waits.iter().filter(|(_, wait)| wait.queued);
         queued.map(|(id, wait)| (*id, wait.waiter.clone())).collect()
     }
 
-    /// Waits until somebody waits for a lock, or for `time`. Whether somebody does.
+    /// Waits up to `time` until a request waits for a lock. Returns whether one does.
     pub(super) fn wait_for_waits(&self, time: Duration) -> bool {
         let nobody = |state: &mut State| !state.ended && !state.waits.values().any(|wait| wait.queued);
         let mut state = self.state();
         !self.changed.wait_while_for(&mut state, nobody, time).timed_out()
     }
 
-    /// Somebody who waits may not want to any more.
+    /// Some waiter may have been interrupted.
     pub(super) fn interrupted(&self) {
         self.state().interrupted = true;
         self.changed.notify_all();
     }
 
-    /// Whoever was granted this does not know of it.
+    /// The waiter of this granted lock does not know of it.
     pub(super) fn unwanted(&self, owned: Owned, range: LockRange) {
         self.state().unwanted.push((owned, range));
         self.changed.notify_all();
@@ -341,7 +341,7 @@ impl OwnLocks {
         std::mem::take(&mut self.state().unwanted)
     }
 
-    /// Waits until somebody may not want to wait any more or a lock is unwanted, or for `time`. Whether one of the two is.
+    /// Waits up to `time` until a waiter may have been interrupted or a lock is unwanted. Returns whether one of the two is the case.
     pub(super) fn wait_for_interrupts(&self, time: Duration) -> bool {
         let nothing = |state: &mut State| !state.ended && !state.interrupted && state.unwanted.is_empty();
         let mut state = self.state();
@@ -350,7 +350,7 @@ impl OwnLocks {
         is_told
     }
 
-    /// The mount ends. Gives who waits.
+    /// The mount ends. Returns the waits.
     pub(super) fn end(&self) -> Vec<Wait> {
         let mut state = self.state();
         state.ended = true;

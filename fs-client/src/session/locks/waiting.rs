@@ -1,4 +1,4 @@
-//! The two threads that look after waiters for locks.
+//! The two threads that serve waiters for locks.
 //!
 //! *lock-ends* asks the server for the ends of waits, one question after the other, each held by the server until there is an answer.
 //! *lock-signals* gives up the waits of interrupted waiters, when it is told that there are some. Both start with the first wait of a mount and
@@ -13,10 +13,10 @@ use std::time::Duration;
 
 /// How long the server holds a question: far below a lane's patience, so that a lost answer is noticed soon.
 const HOLD: Duration = Duration::from_secs(5);
-/// Sleeps are no longer, so that the threads of a session nobody has any more end.
+/// The longest sleep, so that the threads of a session without users end soon.
 const SLEEP: Duration = Duration::from_secs(1);
 
-/// Starts them, once, where a session has threads.
+/// Starts both threads, once, in a process with background threads.
 pub(super) fn start(session: &Arc<Session>) {
     if !session.options.background || session.locks.threads_started() {
         return;
@@ -32,12 +32,12 @@ pub(super) fn start(session: &Arc<Session>) {
     spawn("lock-signals", signals);
 }
 
-/// Whether threads were started, kept beside the table.
+/// Whether the threads were started.
 #[derive(Default)]
 pub(super) struct Started(AtomicBool);
 
 impl Started {
-    /// `true` but for the first time.
+    /// Returns `false` the first time, and `true` from then on.
     pub(super) fn begin(&self) -> bool {
         self.0.swap(true, Ordering::Relaxed)
     }

@@ -1,21 +1,21 @@
-//! One change of a file's contents, as it is kept and restored.
+//! A kept change of a file's contents.
 
 use crate::transport::DataBuffer;
 use cuttlefs_common::rpc::{Allocate, Payload, Restored};
 use std::sync::Arc;
 
-/// What was done.
+/// The kind of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// These bytes were written.
+    /// Bytes were written.
     Bytes(Arc<[u8]>),
-    /// The file was made to end here.
+    /// The file was cut or extended to end at the offset.
     End,
     /// fallocate(2).
     Allocate {
-        /// Bytes of the range.
+        /// The length of the range in bytes.
         len: u64,
-        /// What was asked for.
+        /// The operation of fallocate(2).
         how: Allocate,
     },
 }
@@ -24,18 +24,18 @@ pub(crate) enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     pub(super) number: u64,
-    /// The file's change counter when it was answered.
+    /// The file's change counter in the answer.
     pub(crate) change: u64,
-    /// Where.
+    /// The offset of the bytes or the range, or the new end.
     pub(crate) offset: u64,
-    /// What.
+    /// The kind of the change.
     pub(crate) what: What,
-    /// What it takes of the bound.
+    /// The change's share of the bound on unsynced changes, in bytes.
     pub(super) cost: usize,
 }
 
 impl Kept {
-    /// What the server is to restore.
+    /// The change as the server restores it.
     pub(in crate::session) fn restored(&self) -> Restored<&[u8]> {
         let offset = self.offset;
         match &self.what {
@@ -53,7 +53,7 @@ impl Kept {
     }
 }
 
-/// What is to be restored, as a request tells it; many bytes are pulled from `buffer`.
+/// A change to restore, as a request carries it. The server pulls long bytes from `buffer`.
 pub(in crate::session) fn in_message<'b>(
     what: Restored<&'b [u8]>,
     buffer: &DataBuffer,

@@ -36,20 +36,20 @@ pub use room::{UNSYNCED_BYTES_LEAST, unsynced_bytes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Changes that are kept at most: each is a request of a recovery, for which others wait, and takes a part of the mount's share of what
-/// a server notes of restored ranges and files (`files/newer.rs`; 131,072 of one user or key).
+/// The most changes that are kept. In a recovery each one is a request, for which other clients wait. Each also counts towards the mount's share of
+/// the restored ranges and files that a server notes (`files/newer.rs`; 131,072 for one user or key).
 const CHANGES_MAX: usize = 8192;
-/// What an entry costs beside its bytes, about: itself, the room its list has grown ahead, and malloc's share.
+/// The approximate cost of an entry beside its bytes: the entry itself, the room that its list has grown ahead, and malloc's share.
 const ENTRY_BYTES: usize = 2 * size_of::<Kept>() + 32;
-/// What a file costs beside its entries, about: its place among the files, and a list's first room.
+/// The approximate cost of a file beside its entries: its place among the files, and its list's first room.
 const FILE_BYTES: usize = 4 * size_of::<Kept>() + 64;
 
 /// Changes of contents that no sync has covered: the server may still lose them, and the mount has the copy that survives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnsyncedChanges {
-    /// Files that have some.
+    /// The number of files with such changes.
     pub files: u64,
-    /// Written bytes.
+    /// The number of written bytes in such changes.
     pub bytes: u64,
 }
 
@@ -61,16 +61,16 @@ impl std::fmt::Display for UnsyncedChanges {
     }
 }
 
-/// Of one file, in the order of their numbers.
+/// The kept changes of one file, in the order of their numbers.
 #[derive(Debug, Default)]
 struct FileWrites {
     kept: Vec<Kept>,
-    /// Of these.
+    /// The cost of these changes.
     cost: usize,
 }
 
 impl FileWrites {
-    /// Takes those before `number` out.
+    /// Takes out the changes before `number`.
     fn take_before(&mut self, number: u64) -> Vec<Kept> {
         let stay = self.kept.partition_point(|kept| kept.number < number);
         let stay = self.kept.split_off(stay);
@@ -82,23 +82,23 @@ impl FileWrites {
 
 #[derive(Debug, Default)]
 struct State {
-    /// 0: a recovery is under way.
+    /// The session whose answers are noted; 0 while a recovery is under way.
     session: u64,
-    /// What that session's server has answered it cannot lose: nothing is kept.
+    /// Whether this session's server cannot lose its answers, so that nothing is kept.
     durable_answers: bool,
-    /// The session before that one, if its server's answers were durable.
+    /// The session before this one, if its server's answers were durable.
     durable_before: Option<u64>,
-    /// Number of the next write.
+    /// The number of the next change.
     next: u64,
-    /// Of what is kept.
+    /// The cost of everything kept.
     cost: usize,
-    /// Of what is asked for and may have to be kept.
+    /// The cost of changes under way that may have to be kept.
     reserved: usize,
-    /// Somebody has found no room since something went.
+    /// Whether somebody has found no room since room was last freed.
     is_wanted: bool,
-    /// The session ends: nobody is to wait.
+    /// The session ends: nobody may wait.
     has_ended: bool,
-    /// In order: what is written again is written in the same order each time.
+    /// Sorted, so that recoveries restore in the same order each time.
     files: BTreeMap<InodeNo, FileWrites>,
 }
 
@@ -116,7 +116,7 @@ impl State {
         self.cost += cost + if is_new { FILE_BYTES } else { 0 };
     }
 
-    /// Takes those of a file that are before `number` out.
+    /// Takes out the changes of a file before `number`.
     fn take_before(&mut self, ino: InodeNo, number: u64) -> Vec<Kept> {
         let Some(file) = self.files.get_mut(&ino) else {
             return Vec::new();
@@ -132,30 +132,30 @@ impl State {
     }
 }
 
-/// What a sync that begins now covers.
+/// The changes that a sync covers that begins now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark(u64);
 
 /// All unsynced writes of a mount.
 #[derive(Debug)]
 pub(crate) struct Unsynced {
-    /// What is kept takes at most so much.
+    /// The most that is kept, in bytes of cost.
     bound: usize,
     state: Mutex<State>,
-    /// Told when there may be room for who waits for it.
+    /// Notified when there may be room for a waiter.
     has_room: Condvar,
-    /// Told when somebody waits for room, or half of it is taken.
+    /// Notified when somebody waits for room, or half of it is taken.
     is_due: Condvar,
     losses: Losses,
 }
 
 impl Unsynced {
-    /// What a change with so many bytes takes of the bound.
+    /// The cost of a change with this many bytes.
     fn cost_of(&self, bytes: usize) -> usize {
         (bytes + ENTRY_BYTES).max(self.bound / CHANGES_MAX)
     }
 
-    /// Keeps at most so much.
+    /// No changes yet; keeps at most `bound` bytes of cost.
     pub(super) fn new(bound: usize) -> Self {
         Self {
             bound,
@@ -166,8 +166,8 @@ impl Unsynced {
         }
     }
 
-    /// Notes a write that `session` answered. `false`: the server that answered is gone and recovery did not see
-    /// this write; it must be restored.
+    /// Notes a write that `session` answered. `false`: the server that answered is gone and recovery did not see this write; the caller must restore
+    /// it.
     pub(crate) fn note(
         &self,
         room: Room<'_>,
@@ -177,12 +177,12 @@ impl Unsynced {
         bytes: &[u8],
         change: u64,
     ) -> bool {
-        // Before the lock: it is most of the work.
+        // Copied before the lock is taken, because that is most of the work.
         let what = What::Bytes(Arc::from(bytes));
         let mut state = self.state.lock();
         room.end(&mut state);
         if state.session != session || state.durable_answers {
-            // All of its room is left.
+            // All of the write's room becomes free.
             self.has_room.notify_all();
             return state.session == session || state.durable_before == Some(session);
         }
@@ -207,7 +207,7 @@ impl Unsynced {
             return;
         }
         if state.session != session {
-            // The server that answered is gone and recovery has passed this file: it may be lost, and nobody can tell.
+            // The server that answered is gone and recovery has passed this file. The change may be lost, and there is no way to know.
             self.losses.note(ino);
             return;
         }
@@ -233,31 +233,31 @@ impl Unsynced {
         self.note_operation(room, session, ino, offset, What::Allocate { len, how }, change);
     }
 
-    /// A sync begins.
+    /// A sync that begins now covers the changes before this mark.
     pub(crate) fn mark(&self) -> Mark {
         Mark(self.state.lock().next)
     }
 
-    /// A sync of a file, or of all (`None`), that began at `mark` has succeeded.
+    /// A sync of a file, or of everything (`None`), that began at `mark` has succeeded.
     pub(crate) fn synced(&self, ino: Option<InodeNo>, mark: Mark) {
         self.take_before(ino, mark);
     }
 
-    /// What was kept of a file before `mark` cannot be synced, and goes: whoever has it open is told.
+    /// Drops the changes of a file before `mark` that cannot be synced, and notes a loss if there were any.
     pub(super) fn give_up(&self, ino: InodeNo, mark: Mark) {
         if self.take_before(Some(ino), mark) > 0 {
             self.losses.note(ino);
         }
     }
 
-    /// Takes what was noted before `mark` of a file, or of all, out; gives how many changes that were.
+    /// Takes out the changes before `mark` of a file, or of all files. Returns their number.
     fn take_before(&self, ino: Option<InodeNo>, mark: Mark) -> usize {
         let mut state = self.state.lock();
         let files = ino.map_or_else(|| state.files.keys().copied().collect(), |ino| vec![ino]);
         let taken: Vec<_> = files.into_iter().map(|ino| state.take_before(ino, mark.0)).collect();
         state.is_wanted = false;
         self.has_room.notify_all();
-        // Many copies are freed while others note theirs.
+        // Frees the copies after the unlock, so that others can note theirs meanwhile.
         drop(state);
         taken.iter().map(Vec::len).sum()
     }
@@ -267,37 +267,37 @@ impl Unsynced {
         self.state.lock().durable_answers
     }
 
-    /// Whether something is kept that a sync would free.
+    /// Whether nothing is kept.
     pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().files.is_empty()
     }
 
-    /// How much is kept, for people.
+    /// The number of kept files and bytes, for people.
     pub(crate) fn changes(&self) -> UnsyncedChanges {
         let state = self.state.lock();
         let kept = state.files.values().flat_map(|file| &file.kept);
         UnsyncedChanges { files: state.files.len() as u64, bytes: kept.map(|kept| kept.bytes() as u64).sum() }
     }
 
-    /// The file that most of what is kept is of, if there is one.
+    /// The file with more than half of everything kept, if there is one.
     pub(super) fn heaviest(&self) -> Option<InodeNo> {
         let state = self.state.lock();
         let is_most = |file: &FileWrites| file.cost > state.cost / 2;
         state.files.iter().find(|(_, file)| is_most(file)).map(|(ino, _)| *ino)
     }
 
-    /// Files whose written bytes were lost, or nobody knows.
+    /// Files whose written bytes were lost, or may have been.
     pub(crate) fn losses(&self) -> &Losses {
         &self.losses
     }
 
-    /// Files with writes that recovery has to look at.
+    /// The files with changes that recovery must restore.
     pub(crate) fn files(&self) -> Vec<InodeNo> {
         self.state.lock().files.keys().copied().collect()
     }
 
-    /// What to restore of a file, in the order in which the server did it: what it has restored of a client is known by the last
-    /// counter.
+    /// The changes to restore of a file, in the order in which the server made them. The server tells by the last counter what it has restored for a
+    /// client.
     pub(super) fn changes_of(&self, ino: InodeNo) -> Vec<Kept> {
         let state = self.state.lock();
         let mut kept = state.files.get(&ino).map_or_else(Vec::new, |file| file.kept.clone());
@@ -306,7 +306,7 @@ impl Unsynced {
         kept
     }
 
-    /// A recovery has begun: until it is done nothing is taken.
+    /// A recovery has begun: until its end no change is noted.
     pub(super) fn begin_recovery(&self) {
         let mut state = self.state.lock();
         if state.session != 0 {
@@ -315,7 +315,7 @@ impl Unsynced {
         }
     }
 
-    /// From now on only what this session answers is taken.
+    /// From now on only changes that this session answers are noted.
     pub(super) fn begin_session(&self, session: u64, durable_answers: bool) {
         let mut state = self.state.lock();
         (state.session, state.durable_answers) = (session, durable_answers);

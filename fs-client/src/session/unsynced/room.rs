@@ -1,5 +1,4 @@
-//! Room for the copy of a change, taken before the server is asked for the change, and the signals to the syncer about
-//! it.
+//! Room for the copy of a change, which is taken before the request is sent, and the signals to the syncer about it.
 //!
 //! Waiters for room have no order: a sync frees at least the room of all copies that were kept when the wait began, and
 //! all waiters look again.
@@ -7,13 +6,13 @@
 use super::{FILE_BYTES, State, Unsynced};
 use std::time::{Duration, Instant};
 
-/// What copies of unsynced changes take at most, of a mount: a part of the machine's memory, within these. What is written faster than
-/// it becomes durable waits when so much is owed. Of 1,000 MiB that are written at once most is taken at memory's speed with 128 MiB.
+/// The bounds of a mount's copies of unsynced changes, in bytes; between them it is a part of the machine's memory. Beyond it, writes wait for syncs.
+/// With 128 MiB most of 1,000 MiB that are written at once is taken at memory's speed.
 pub const UNSYNCED_BYTES_LEAST: usize = 32 << 20;
 const UNSYNCED_BYTES_MOST: usize = 128 << 20;
 const UNSYNCED_PART_OF_MEMORY: u64 = 64;
 
-/// What copies of unsynced changes of a mount may take on this machine.
+/// The bound of a mount's copies of unsynced changes on this machine, in bytes.
 pub fn unsynced_bytes() -> usize {
     let machine = rustix::system::sysinfo();
     let memory = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
@@ -21,7 +20,7 @@ pub fn unsynced_bytes() -> usize {
     part.clamp(UNSYNCED_BYTES_LEAST, UNSYNCED_BYTES_MOST)
 }
 
-/// Room for one change. Given back when it is dropped; what the server answers is kept in its place.
+/// Room for one change. Dropping it gives the room back; when the change is answered, the kept copy takes its place.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Room<'u> {
@@ -30,7 +29,7 @@ pub(crate) struct Room<'u> {
 }
 
 impl Room<'_> {
-    /// The change was answered: what is kept of it costs from now on.
+    /// The change was answered: from now on the cost of its kept copy counts.
     pub(super) fn end(mut self, state: &mut State) {
         state.reserved -= std::mem::take(&mut self.cost);
     }
@@ -46,12 +45,12 @@ impl Drop for Room<'_> {
 }
 
 impl Unsynced {
-    /// What is kept takes at most so much.
+    /// The bound of kept copies, in bytes.
     pub(crate) fn bound(&self) -> usize {
         self.bound
     }
 
-    /// Room for a change with so many bytes, if there is some now. If not, a sync is due.
+    /// Room for a change with this many bytes, if there is some now. If not, a sync becomes due.
     pub(crate) fn reserve(&self, bytes: usize) -> Option<Room<'_>> {
         self.reserve_in(&mut self.state.lock(), bytes)
     }
@@ -68,7 +67,7 @@ impl Unsynced {
         Some(Room { unsynced: self, cost })
     }
 
-    /// As `reserve`; waits for it.
+    /// As `reserve`, but waits up to `patience`.
     pub(crate) fn reserve_within(&self, bytes: usize, patience: Duration) -> Option<Room<'_>> {
         let end = Instant::now() + patience;
         let mut state = self.state.lock();
@@ -87,7 +86,8 @@ impl Unsynced {
         is_short(&self.state.lock())
     }
 
-    /// Waits until somebody waits for room, or, if syncs succeed, half of it is taken; at most so long. Whether it is so.
+    /// Waits until somebody waits for room, or, if syncs succeed, until half of it is taken; at most for `patience`. Returns whether one of the two
+    /// is the case.
     pub(crate) fn wait_until_due(&self, syncs_succeed: bool, patience: Duration) -> bool {
         let end = Instant::now() + patience;
         let mut state = self.state.lock();
@@ -181,7 +181,7 @@ mod tests {
         assert!(unsynced.reserve(40_000).is_none());
         drop(room);
         let room = unsynced.reserve(40_000).expect("room again");
-        // Of an append that found less space, less is kept.
+        // An append that found less space was shorter than its room.
         assert!(unsynced.note(room, 1, INO, 0, &[1; 10], 1));
         assert!(used(&unsynced) < 1000);
         unsynced.begin_session(2, false);

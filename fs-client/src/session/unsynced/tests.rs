@@ -65,7 +65,7 @@ fn changes_are_kept_whole_and_in_the_order_of_their_counters() {
     );
     unsynced.synced(None, unsynced.mark());
     assert_eq!(unsynced.state.lock().cost, 0);
-    // A lost server's answer cannot be made good any more.
+    // A change that a lost server answered cannot be made again.
     unsynced.begin_session(2, false);
     let told = unsynced.losses().before_open(INO);
     let room = unsynced.reserve(0).expect("room");

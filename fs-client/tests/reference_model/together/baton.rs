@@ -1,40 +1,39 @@
 //! Several blocking calls under way at once, in an order that the caller chooses.
 //!
-//! A client's call blocks its thread: it waits for its link, and in a simulation the waiting drives the world. For several calls
-//! to be under way each gets a thread of its own, and all of them one baton: exactly one thread runs, the one that has it.
-//! A job gives it back where it would drive the world (`sim::set_pump`), and when it is done; who has it next is for `choose` to
-//! say. So there is one order of everything, as if it were one thread, and it is the caller's.
+//! A client's call blocks its thread: it waits for its link, and in a simulation this wait drives the world. So each of several calls gets a thread
+//! of its own, and all threads share one baton: only the thread that has the baton runs. A job gives the baton back where it would drive the world
+//! (`sim::set_pump`), and at its end. Then `choose` decides which job has it next. So everything happens in one order, as in one thread, and the
+//! caller decides the order.
 //!
 //! # Failure
-//! A job that panics makes `run` panic with the same payload, and the other jobs unwind where they wait. The same happens to
-//! all of them when `choose` panics.
+//! If a job panics, `run` panics with the same payload, and the other jobs unwind where they wait. If `choose` panics, all jobs unwind so.
 
 use cuttlefs_common::rdma::sim;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ScopedJoinHandle};
 
-/// A call, or several after each other.
+/// One call, or several in a row.
 pub type Job<'j, T> = Box<dyn FnOnce() -> T + Send + 'j>;
 
-/// What unwinds out of a job that nobody will give the baton to any more.
+/// The payload with which a job unwinds that will not get the baton any more.
 struct Forsaken;
 
-/// A job under way, as seen by whoever gives it the baton.
+/// A job under way.
 struct Player<'s, T> {
-    /// Gives it the baton.
+    /// Gives the baton to the job.
     turn: Sender<()>,
-    /// It gives the baton back; it is done when this ends.
+    /// A message here gives the baton back. The channel closes when the job has ended.
     back: Receiver<()>,
     thread: Option<ScopedJoinHandle<'s, T>>,
     result: Option<T>,
 }
 
-/// Runs `jobs` until all are done. `choose` is told which are not, and says which of them has the baton next; or none, after
-/// it did something else itself.
+/// Runs `jobs` until all have ended, and returns their results. `choose` gets the indices of the jobs that have not ended, and returns the one that
+/// has the baton next; or `None`, after it has done something else itself.
 pub fn run<T: Send>(jobs: Vec<Job<'_, T>>, mut choose: impl FnMut(&[usize]) -> Option<usize>) -> Vec<T> {
     thread::scope(|scope| {
-        // Dropped before the scope waits for its threads, also when this unwinds: they unwind then, too.
+        // Dropped before the scope waits for its threads, also when this thread unwinds. Then the jobs lose their channels and unwind, too.
         let mut players: Vec<Player<'_, T>> = Vec::new();
         for job in jobs {
             let ((turn, my_turn), (give, back)) = (channel(), channel());
@@ -48,7 +47,7 @@ pub fn run<T: Send>(jobs: Vec<Job<'_, T>>, mut choose: impl FnMut(&[usize]) -> O
             }
             let Some(next) = choose(&open) else { continue };
             let player = &mut players[next];
-            // An error of either: its thread has ended, and joining it says how.
+            // If either fails the thread has ended, and joining it gives its result or its panic.
             if player.turn.send(()).is_ok() && player.back.recv().is_ok() {
                 continue;
             }
@@ -66,7 +65,7 @@ fn play<T>(job: Job<'_, T>, my_turn: Receiver<()>, give: Sender<()>) -> T {
     };
     wait();
     sim::set_pump(move || {
-        // If it fails the turn does, too.
+        // If this fails, `wait` fails too.
         let _ = give.send(());
         wait();
         true

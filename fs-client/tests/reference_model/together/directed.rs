@@ -1,4 +1,4 @@
-//! What the walks found: the operations it takes, in many orders, with the server dying in each moment.
+//! Faults that the walks found: the few operations that each needs, in several orders, with the server dying at each of the first events.
 
 use super::op::Op;
 use super::*;
@@ -6,13 +6,14 @@ use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::life::End;
 use cuttlefs_common::rpc::Allocate;
 
-/// Orders of each moment.
+/// The number of orders for each event.
 const ORDERS: u64 = 6;
 
-/// Runs `ops`, behind `before`, with the server dying with each of the first events behind their begin.
+/// Runs `before`, and then `ops` with the server dying at an event counted from their beginning. Does this for each of the `moments` and `ORDERS`
+/// orders.
 fn in_each_moment(kind: Kind, before: &[(usize, Op)], ops: &[(usize, Op)], moments: std::ops::Range<u64>) {
     for (after, seed) in moments.flat_map(|after| (0..ORDERS).map(move |seed| (after, seed))) {
-        // The first client is slow to ask again, so that the others are faster.
+        // The first client gets few turns, so that others act before it sends its request again.
         let pace = Pace { seed, clients: [1, 20, 20, 20], world: 20, away: None };
         let crash = Crash { end: End { after, of: None }, power: kind == Kind::Ack };
         let batch = Batch { ops: before.to_vec(), pace, crash: None, cut: None };
@@ -24,20 +25,20 @@ fn in_each_moment(kind: Kind, before: &[(usize, Op)], ops: &[(usize, Op)], momen
     }
 }
 
-/// Of each client's handles the one of the first file (`furnish`); those of clients with odd numbers append.
+/// The index of each client's handle of the first file (`furnish`). The handles of clients with odd numbers append.
 const FIRST: usize = 1;
-/// Of the first client's, that of the second file.
+/// The index of the first client's handle of the second file.
 const SECOND: usize = 2;
 
-/// `first` by the first client, `then` by the last, which asks for other things before: else it would be done when the first
-/// begins.
+/// `first` by the first client, and `then` by the last client. The last client sends five other requests before, else `then` would be done when
+/// `first` begins.
 fn behind(first: Op, then: [Op; 2]) -> Vec<(usize, Op)> {
     let before = (0..5).map(|_| Op::Lookup { at: (0, 0) });
     let last = before.chain(then).map(|op| (2, op));
     [(0, first)].into_iter().chain(last).collect()
 }
 
-/// A write of these whole pages of the first file.
+/// A write of whole pages of the first file.
 fn write(page: u64, pages: u64) -> Op {
     let (offset, len) = (page * PAGE_SIZE_U64, pages * PAGE_SIZE_U64);
     Op::Write { handle: FIRST, offset, len, salt: page + pages }
@@ -47,7 +48,7 @@ fn write(page: u64, pages: u64) -> Op {
 fn a_cut_is_not_made_twice() {
     let before = [(0, write(0, 5))];
     let cut = Op::Truncate { ino: 1, size: 2 * PAGE_SIZE_U64 };
-    // Its handle appends: where it went shows that the cut was made.
+    // The handle of client 1 appends, so the place of its write shows whether the cut was made before.
     let ops = [(0, cut), (1, write(0, 1)), (1, Op::GetAttr { ino: 1 })];
     in_each_moment(Kind::Ack, &before, &ops, 0..24);
 }
@@ -67,14 +68,14 @@ fn a_copy_is_not_made_twice() {
     let len = 3 * PAGE_SIZE_U64;
     let source = Op::Write { handle: SECOND, offset: 0, len, salt: 1 };
     let copy = Op::Copy { from: SECOND, from_offset: 0, to: FIRST, to_offset: 0, len };
-    // Who has seen the copy writes over it.
+    // The client that has seen the copy writes over it.
     let ops = behind(copy, [Op::Read { handle: FIRST, page: 1 }, write(1, 1)]);
     let before = [(0, source), (0, write(0, 2))];
     in_each_moment(Kind::Ack, &before, &ops, 8..48);
 }
 
-/// A server that is killed behind its write-back, and before it answers, knows that the write was done. What its client wrote
-/// there before, and writes again in recovery, must not be what stays.
+/// A server that is killed after its write-back and before its answer knows that the write was done. An older write of the same client to the same
+/// place, which the client makes again in recovery, must not replace it.
 #[test]
 fn a_write_is_not_lost_under_an_older_one() {
     let before = [(0, write(0, 5))];

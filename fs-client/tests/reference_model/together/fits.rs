@@ -1,4 +1,4 @@
-//! Operations on the model: what an operation must be answered if it happens now, and what it changes.
+//! Operations on the model: the answer that an operation must have if it happens now, and its effect.
 
 use super::super::model::{Clients, GID, Model, Node, Time};
 use super::super::step::How;
@@ -8,9 +8,10 @@ use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{Allocate, XattrMode};
 use cuttlefs_common::status::Status;
 
-/// Does `op` of `client` on `model`. `false`: it would not have been answered so.
+/// Does `op` of `client` on `model`. Returns `false` if `answer` cannot be its answer.
 ///
-/// `died`: a server did meanwhile. What is opened then may be told as it is later, so that whose pages are stale is not known.
+/// `died`: whether a server died meanwhile. Then an open may be answered with a later state of the file, so its word about cached pages is not
+/// checked.
 pub fn fits(
     model: &mut Model,
     (client, op): (usize, &Op),
@@ -142,7 +143,7 @@ fn found(model: &mut Model, op: &Op, places: &Places, real: Result<InodeNo, Stat
     }
 }
 
-/// The inode that is opened, which is made if it is `new` and there is no such name. `None`: the answer cannot be right.
+/// The inode that is opened: an existing one, or `new`, which is added to the model if the name is free. `Ok(None)`: the answer cannot be right.
 fn create(
     model: &mut Model,
     (parent, name): (InodeNo, Vec<u8>),
@@ -162,7 +163,7 @@ fn create(
     }
 }
 
-/// A handle more. `false`: the client keeps pages that somebody else has changed.
+/// Adds an open file. Returns `false` if the client keeps cached pages that another client has changed.
 fn open(model: &mut Model, client: usize, ino: InodeNo, how: How, keep: bool) -> bool {
     if how.truncate {
         model.node_mut(ino).contents.truncate(0);
@@ -173,7 +174,7 @@ fn open(model: &mut Model, client: usize, ino: InodeNo, how: How, keep: bool) ->
     !(std::mem::take(&mut node.more.stale_for[client]) && keep)
 }
 
-/// What is told of an operation that tells nothing but that it was done. `None`: it is answered in some other way.
+/// The expected answer of an operation that only tells whether it was done. `None`: this operation has another kind of answer.
 fn expected_done(model: &mut Model, client: usize, op: &Op, places: &Places) -> Option<Result<(), Status>> {
     let now = model.now;
     Some(match *op {
@@ -264,7 +265,7 @@ fn allocate(model: &mut Model, client: usize, ino: InodeNo, (offset, len): (u64,
     model.contents_changed(ino, client);
     let node = model.node_mut(ino);
     if matches!(how, Allocate::Reserve { .. }) && size == node.size() {
-        // Only space was taken: no byte and no time changes, and nobody's pages are worse than they were.
+        // Only space was taken: no byte and no time changes, and no cached page becomes stale.
         (node.mtime, node.ctime, node.more.stale_for) = (mtime, ctime, stale_for);
     }
 }

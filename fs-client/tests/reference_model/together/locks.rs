@@ -1,11 +1,11 @@
-//! Locks that are asked for, held and given up while the server dies: by two to four clients at once, in the world of `together`.
+//! Locks that clients request, hold and give up while the server dies: two to four clients at once, in the world of `together`.
 //!
-//! Each round of a client is a critical section: it takes a lock, reads a counter of the locked file, writes one more, and gives the
-//! lock up, now or in the next batch. The reference model of locks is one number for each lock, of who is inside:
-//! * nobody gets an exclusive lock while anybody else is inside, nor a shared one while somebody is inside exclusively;
-//! * nobody is told that it lost its lock: no client pauses for as long as its lease, whatever dies meanwhile;
-//! * each counter is what was counted: what a holder wrote is there for the next one, also when the server died with it;
-//! * behind each batch the server has the locks that were kept, and nobody waits.
+//! Each round of a client is a critical section: it takes a lock, reads a counter in the locked file, writes the counter plus one, and gives the lock
+//! up, at once or in the next batch. The model counts for each lock the clients inside:
+//! * no client gets an exclusive lock while another one is inside, nor a shared lock while another one is inside exclusively;
+//! * no client is told that it has lost its lock, because no client pauses for as long as its lease, whatever dies;
+//! * each counter has the value in the model: the next holder reads what the holder before wrote, also when the server died between them;
+//! * after each batch the server has the locks that were kept, and no request waits.
 
 use super::*;
 use crate::world::waiter::Waiter;
@@ -17,13 +17,12 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Seeds of the walk.
+/// The number of seeds of the walk.
 const SEEDS: u64 = 400;
-/// Locked files; each has a lock of each space.
+/// The number of locked files. Each has a lock of each space.
 const FILES: usize = 2;
 const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];
-/// How long the server holds the question for the end of a wait: while it does nothing else may move, so that who is behind comes
-/// back, and time goes on.
+/// How long the server may hold a question for the end of waits. While it does nothing else may move, so that bystanders come back and time goes on.
 const HOLD: Duration = Duration::from_secs(1);
 const OWNER: LockOwner = LockOwner(5);
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
@@ -33,11 +32,11 @@ const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 struct Round {
     file: usize,
     space: usize,
-    /// It only reads.
+    /// It takes a shared lock, and only reads.
     shared: bool,
-    /// It waits for others; else it goes without.
+    /// It waits for the lock; else it is refused if others are inside.
     blocking: bool,
-    /// It gives the lock up in the next batch. Nobody waits in this one.
+    /// It gives the lock up in the next batch. In a batch with such rounds no round waits.
     keeps: bool,
 }
 
@@ -93,23 +92,23 @@ fn case(seed: u64) -> impl Strategy<Value = LockCase> {
     )
 }
 
-/// Who is inside one lock.
+/// The number of clients inside one lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Inside {
     shared: usize,
     exclusive: usize,
 }
 
-/// The model: who is inside, and what was counted.
+/// The model: the clients inside each lock, and the value of each counter.
 #[derive(Debug, Default)]
 struct Counted {
     inside: [[Inside; SPACES.len()]; FILES],
     counts: [[u64; SPACES.len()]; FILES],
-    /// Rounds that found somebody inside and went without.
+    /// The number of rounds that were refused because another client was inside.
     without: u64,
 }
 
-/// A client's handles, and what it keeps.
+/// A client's handles, and the rounds whose locks it keeps.
 struct Holder {
     handles: Vec<Handle>,
     kept: Vec<Round>,
@@ -129,7 +128,7 @@ impl Round {
         8 * self.space as u64
     }
 
-    /// Takes the lock; whether it has it.
+    /// Takes the lock; returns whether the client has it now.
     fn enter(&self, volume: &RemoteVolume, handle: Handle, counted: &Mutex<Counted>) -> bool {
         let waiter = Arc::<Waiter>::default();
         volume.set_lock(&CALLER, handle, self.lock(), self.blocking, waiter.clone());
@@ -159,7 +158,7 @@ impl Round {
         true
     }
 
-    /// What the lock is for.
+    /// Reads the counter, checks it, and with an exclusive lock writes the counter plus one.
     fn count(&self, volume: &RemoteVolume, handle: Handle, counted: &Mutex<Counted>) {
         let mut bytes = [0; 8];
         let take = &mut |read: &[u8]| bytes.copy_from_slice(read);
@@ -188,7 +187,7 @@ impl Round {
     }
 }
 
-/// What a client does in a batch. Gives what it keeps behind it.
+/// Runs a client's part of a batch. Returns the rounds whose locks it keeps.
 fn play(volume: &RemoteVolume, holder: &Holder, rounds: &[Round], counted: &Mutex<Counted>) -> Vec<Round> {
     for kept in &holder.kept {
         let handle = holder.handles[kept.file];
@@ -197,7 +196,7 @@ fn play(volume: &RemoteVolume, holder: &Holder, rounds: &[Round], counted: &Mute
     }
     let mut keeps: Vec<Round> = Vec::new();
     for round in rounds {
-        // It has this lock already: what a second one would do to it is for other tests.
+        // The client has this lock already. A second request for it is not a subject of this test.
         if keeps.iter().any(|kept| (kept.file, kept.space) == (round.file, round.space)) {
             continue;
         }
@@ -233,7 +232,7 @@ fn run(case: &LockCase) -> Ran {
         run_batch(&site, batch, &mut holders, &counted);
         site.pass(batch.pass);
     }
-    // Those that are kept still hold, and are given up.
+    // A last batch: the clients that keep locks use them and give them up.
     let (jobs, playing) = jobs(&site, &holders, &[], &counted);
     at_once(&site, &case.batches[0].pace, &playing, jobs, &AtomicU64::new(0));
     assert_eq!(site.world.with_server(|server| server.server().locks.figures().held), 0);
@@ -252,7 +251,7 @@ fn jobs<'j>(
         let mine = rounds.iter().filter(|(of, _)| of % holders.len() == client);
         mine.map(|(_, round)| *round).collect()
     };
-    // Who keeps a lock gives it up: others may wait for it.
+    // A client that only keeps a lock plays, too, and gives it up: others may wait for it.
     let is_playing = |client: &usize| !of(*client).is_empty() || !holders[*client].kept.is_empty();
     let playing: Vec<usize> = (0..holders.len()).filter(is_playing).collect();
     let job = |client: &usize| -> baton::Job<'j, Keeps> {
@@ -271,7 +270,7 @@ fn run_batch(site: &Simulated, batch: &Rounds, holders: &mut [Holder], counted: 
     for (client, kept) in playing.iter().zip(keeps) {
         holders[*client].kept = kept;
     }
-    // All are back, and what is to come does not come while somebody looks.
+    // All clients must be back before the figures are read, and no crash may come meanwhile.
     site.hold_crash(true);
     for client in 0..holders.len() {
         let session = site.client(client).session();

@@ -1,4 +1,4 @@
-//! What the file system is now, to tell apart the states that it may be in.
+//! Reads the state of the file system, to find which of several models it agrees with.
 
 use super::super::model::{MOST_CLIENTS, Model};
 use super::super::site::Site;
@@ -17,16 +17,16 @@ const LOOKER: usize = 0;
 /// An inode as a client sees it.
 struct Seen {
     attr: Attr,
-    /// Whether the kernel's pages were said to be good.
+    /// Whether the server said that the kernel's cached pages of the file are good.
     kept: bool,
     bytes: Vec<u8>,
-    /// Pages that are no holes, if that was asked for.
+    /// The pages that are not holes. `None` if this was not asked for.
     data: Option<BTreeSet<u64>>,
     entries: BTreeMap<Vec<u8>, InodeNo>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// Looks at an inode; `closely`: also which of its pages have data.
+/// Reads an inode. With `closely` also which of its pages have data.
 fn look(volume: &RemoteVolume, ino: InodeNo, closely: bool) -> Result<Seen, Status> {
     let attr = status(volume.get_attr(&CALLER, ino))?;
     let (bytes, entries, xattrs) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
@@ -57,7 +57,7 @@ fn look(volume: &RemoteVolume, ino: InodeNo, closely: bool) -> Result<Seen, Stat
     Ok(seen)
 }
 
-/// Why a model is not what was seen. What is known of times and kept pages changes as with any look.
+/// Says why a model disagrees with what was read. Updates the model's knowledge of times and cached pages, as each look does.
 fn disagrees(model: &mut Model, ino: InodeNo, seen: &Result<Seen, Status>, now: Timestamp) -> Option<String> {
     let (nlink, node) = match (model.nodes.contains_key(&ino), seen) {
         (false, Err(Status::Stale)) => return None,
@@ -101,8 +101,8 @@ fn disagrees(model: &mut Model, ino: InodeNo, seen: &Result<Seen, Status>, now: 
     None
 }
 
-/// The one of `states` that the file system is in. `None`: some that differ look alike, for whether a page of zeros is kept for the
-/// file nobody sees but by how many there are.
+/// Returns the one of `states` that agrees with the file system. `None` if several that differ agree: only the number of allocated pages shows, and
+/// not which pages of zeros are allocated.
 pub fn single_out(site: &impl Site, states: Vec<Model>) -> Result<Option<Model>, Vec<String>> {
     let made: Vec<InodeNo> = states.iter().flat_map(|model| model.made.iter().copied()).collect();
     let made: BTreeSet<_> = made.into_iter().collect();
@@ -117,8 +117,8 @@ pub fn single_out(site: &impl Site, states: Vec<Model>) -> Result<Option<Model>,
         }
     }
     let Some((first, others)) = left.split_first_mut() else { return Err(why) };
-    // Whose pages are stale, and who has something unsynced, nobody sees: what may be is taken to be, where it asks for more to
-    // be synced, and not to be, where it asks for pages to be thrown away.
+    // No client can see which cached pages are stale, nor which changes are unsynced. Take pages as stale only if all models say so, because stale
+    // pages must be thrown away; take changes as unsynced if any model says so, because unsynced changes are synced before they are handed over.
     for other in others {
         for (ino, node) in &mut first.nodes {
             let other = other.nodes.get_mut(ino).expect("they agree about what is there");

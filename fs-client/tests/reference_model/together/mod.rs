@@ -1,11 +1,9 @@
-//! Requests of several clients at once, with crashes among them. A batch is two to four clients with an operation or two
-//! each; all begin before the first is done, and who goes on when follows from the seed (`baton`): each client, and the world
-//! with its server. The server dies with any event meanwhile, so that requests that are sent again, recoveries of several
-//! clients and other requests race each other.
+//! Requests of several clients at once, with crashes among them. In a batch two to four clients have an operation or two each. All operations begin
+//! before the first is done. A seed decides who goes on next (`baton`): one of the clients, or the world with its server. The server dies at any
+//! event meanwhile, so that requests that are sent again, recoveries of several clients and other requests race each other.
 //!
-//! What the clients were answered must be what some order of the operations would have answered (`orders`, `fits`), and what the
-//! file system then is must be what such an order leaves (`look`, and everything that `Walk::compare` knows). Ordinary
-//! steps go between the batches.
+//! The answers must be the answers of some order of the operations (`orders`, `fits`), and the file system must be in a state that such an order
+//! leaves (`look`, and `Walk::compare`). Ordinary steps come between the batches.
 //!
 //! | walk | durability | a batch is about | the server |
 //! | --- | --- | --- | --- |
@@ -14,12 +12,12 @@
 //!
 //! `zones` is a walk of `Names` over several zones of the pool, with idle time.
 //!
-//! Not promised, and so not asked for, or not held against the server:
-//! * with `fsync`, that contents which several clients change at once are there in order behind a crash: each client writes again
-//!   what no sync covered; nor that a power loss spares what was answered since the last sync;
-//! * that all pages of a read, or both files of a copy, are looked at in one moment;
-//! * with `ack`, that what was only seen, or why something was refused, lasts: what somebody changed can be seen before
-//!   it is durable. Such an answer, given before a crash, says nothing about what comes behind it.
+//! The following is not promised, so the walks do not ask for it, or do not check it:
+//! * with `fsync`, that contents which several clients change at once are in order after a crash: each client writes again what no sync covered. Nor
+//!   that answers since the last sync survive a power loss;
+//! * that a read sees all its pages, or a copy both its files, at one moment;
+//! * with `ack`, that an answer lasts which only shows a state, or which refuses a request: a client can see another one's change before the change
+//!   is durable. Such an answer, given before a crash, says nothing about the state after the crash.
 
 mod baton;
 mod directed;
@@ -49,14 +47,14 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Seeds of each walk.
+/// The number of seeds of each walk.
 const SEEDS: u64 = 600;
-/// Batches and steps of a walk.
+/// The number of batches and steps of a walk.
 const ITEMS: std::ops::Range<usize> = 3..24;
-/// More than all files can have: space has walks of its own.
+/// More pages than all files can have: other walks are about full pools.
 const POOL_PAGES: u64 = 2048;
 
-/// Which walk.
+/// The walks of the table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ack,
@@ -77,39 +75,39 @@ impl Kind {
 struct Batch {
     ops: Vec<(usize, Op)>,
     pace: Pace,
-    /// How the server dies, and the one behind it, counted from the batch's begin.
+    /// How the server dies, and then the next server, counted from the beginning of the batch.
     crash: Option<(Crash, Option<Crash>)>,
     cut: Option<(Cut, u32)>,
 }
 
-/// Whose turn it is.
+/// How the turns are shared out.
 #[derive(Clone, Debug)]
 struct Pace {
     seed: u64,
-    /// How often each client has its turn, and the world, in comparison.
+    /// The shares of turns of the clients; `world` is the share of the world.
     clients: [u64; 4],
     world: u64,
-    /// This client is away all the time, whoever waits for it.
+    /// The client that is away during the whole batch, even if others wait for it.
     away: Option<usize>,
 }
 
-/// What a walk is made of.
+/// A part of a walk.
 #[derive(Clone, Debug)]
 enum Item {
     One(usize, Step),
     Together(Batch),
 }
 
-/// A run.
+/// Everything that a run depends on.
 #[derive(Clone, Debug)]
 struct Case {
     kind: Kind,
     config: WorldConfig,
     clients: usize,
-    /// One in so many messages has a fault.
+    /// One message of this many has a fault.
     weather: Option<u64>,
     items: Vec<Item>,
-    /// What there is before them.
+    /// Makes the files that the items need.
     furnish: fn(&mut Walk<Simulated>, usize),
 }
 
@@ -138,7 +136,7 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
     let translation = proptest::sample::select(Translation::ALL.to_vec());
     let weather = prop::option::weighted(0.15, 10u64..60);
     let step = step_among_crashes(4, kind == Kind::Ack)
-        // Crashes come with batches, so that they are about what goes on together.
+        // Crashes come only with batches, so that they hit operations that are under way together.
         .prop_filter("no crash", |(_, step)| !matches!(step, Step::Crash { .. }))
         .prop_filter("as `promised`", move |(_, step)| match *step {
             Step::Allocate { offset, len, how, .. } => {
@@ -168,7 +166,7 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
     )
 }
 
-/// Files with handles of all clients, and directories.
+/// Makes files with handles of all clients, and directories.
 fn furnish(walk: &mut Walk<Simulated>, clients: usize) {
     let how = How { read: true, write: true, append: false, truncate: false, sync: false };
     for name in 0..3 {
@@ -206,11 +204,11 @@ fn run(case: &Case) -> Ran {
     Ran::of(&walk.site.world)
 }
 
-/// No client: who has a file that not even its own client may do something else to.
+/// No client. As the owner of a file it means: no further operation of any client on this file, in this batch.
 const NOBODY: usize = usize::MAX;
 
-/// The client that is away in a batch, whoever waits for it and whatever dies. What it has written is synced before: what becomes
-/// of unsynced bytes of who stays away is for `absences`. Nor has anybody anything open that would go with a lease.
+/// The client that is away during a batch, even if others wait for it and the server dies. Its writes are synced before, because tests of `absences`
+/// are about unsynced bytes of absent clients. No client is away if the end of its lease could free an open file without a name.
 fn goes_away(walk: &mut Walk<Simulated>, batch: &Batch) -> Option<usize> {
     let clients = walk.site.clients();
     let away = batch.pace.away? % clients;
@@ -225,24 +223,24 @@ fn goes_away(walk: &mut Walk<Simulated>, batch: &Batch) -> Option<usize> {
     Some(away)
 }
 
-/// The operations of a batch whose answers are promised.
+/// The operations of a batch for whose answers cuttlefs makes a promise.
 fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(usize, Op)> {
-    // Who has a file to himself, and who has one not to himself.
+    // Files that only one client may use in this batch, and the clients that use each file.
     let (mut own, mut used): (BTreeMap<InodeNo, usize>, BTreeMap<InodeNo, Vec<usize>>) = Default::default();
     let mut promised = Vec::new();
     for (client, op) in &batch.ops {
         let client = client % clients;
         let files = op.contents(client, places);
-        // A page whose unsynced bytes are all zeroed by it may be a hole behind a death (docs/recovery.md).
+        // A page whose unsynced bytes are all zeroed by the punch may be a hole after a death (docs/recovery.md).
         if kind == Kind::Names && op.punches_within_a_page() {
             continue;
         }
-        // What a file held behind its new end, and was not synced, is not there again: not even as space.
+        // Unsynced contents beyond the new end do not come back after a death, not even as space.
         let cuts = kind == Kind::Names && op.cuts();
         if cuts && files.iter().any(|file| used.contains_key(file)) {
             continue;
         }
-        // A copy looks at its source before it writes.
+        // A copy reads its source before it writes, so nobody else may change the source.
         let source = op.source(client, places);
         let alone = |file: &InodeNo| kind == Kind::Names || source == Some(*file);
         let is_others = |file: &InodeNo| {
@@ -263,7 +261,7 @@ fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(
     promised
 }
 
-/// Runs a batch, and leaves the walk with the model of what it did. `false`: that may be one of several, so the walk ends.
+/// Runs a batch and updates the walk's model. Returns `false` if several models fit, so that the walk must end.
 fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
     let clients = walk.site.clients();
     let places = Places::new(&walk.model, &walk.handles, clients);
@@ -302,17 +300,17 @@ fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
             };
             walk.handles.push(Open { handle, client: answered.client, ino, how });
             if died {
-                // It may have been told of the file as it was later.
+                // After a death the open may have been answered with a later state of the file, so it is not known whether the pages were stale.
                 states
                     .iter_mut()
                     .for_each(|state| state.node_mut(ino).more.stale_for[answered.client] = false);
             }
         }
     }
-    // All clients are to be back before anybody looks, and no crash comes while somebody does.
+    // All clients must be back before the state is compared, and no crash may come meanwhile.
     walk.site.hold_crash(true);
     if away.is_some() && batch.pace.seed.is_multiple_of(2) {
-        // The others write again what they must. Then the one that is away misses the grace period, too.
+        // The other clients make their changes again. Then the absent client misses the grace period, too.
         (0..clients).filter(|client| Some(*client) != away).for_each(|client| walk.touch_by(client));
         walk.site.pass(LEASE * 2);
     }
@@ -334,12 +332,12 @@ fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
     true
 }
 
-/// For people: a line for each operation.
+/// A line for each operation, for the message of a failed check.
 fn told(histories: &[Vec<Answered>]) -> String {
     histories.iter().flatten().map(|answered| format!("{answered:?}\n")).collect()
 }
 
-/// What a crash may have undone although somebody saw it: what was seen, and why something was refused.
+/// Marks answers that are not promised to last, if they came before the crash: those that only show a state, and refusals.
 fn forgive(histories: &mut [Vec<Answered>], death: u64) {
     for answered in histories.iter_mut().flatten() {
         answered.unpromised =
@@ -347,7 +345,7 @@ fn forgive(histories: &mut [Vec<Answered>], death: u64) {
     }
 }
 
-/// Runs all of it at once. Gives what each client was answered, and in which turn a server died last.
+/// Runs all operations at once. Returns the answers of each client, and the turn in which a server died last.
 fn under_way(
     site: &Simulated,
     batch: &Batch,
@@ -375,7 +373,7 @@ fn under_way(
     at_once(site, &batch.pace, &playing, jobs, &turns)
 }
 
-/// Runs a job of each of the clients that are `playing`. Gives what they give, and in which turn a server died last.
+/// Runs a job for each of the clients `playing`. Returns the results, and the turn in which a server died last.
 fn at_once<T: Send>(
     site: &Simulated,
     pace: &Pace,
@@ -386,11 +384,11 @@ fn at_once<T: Send>(
     let random = SeededRandom::new(pace.seed);
     let mut begin: Vec<usize> = (0..playing.len()).collect();
     let mut last_death = None;
-    // Who has looked since the world moved last. Time goes on only when nobody else does.
+    // The jobs that had a turn since the world last moved. Time may go on only when every job had one.
     let mut looked = BTreeSet::new();
     site.world.hold_time(true);
     let given = baton::run(jobs, |open| {
-        // Whoever has nothing under way comes back to a new server when everybody else waits for that.
+        // A client without a job comes back to a new server when all others wait for that.
         site.set_bystanders(|client| {
             pace.away != Some(client) && !open.iter().any(|job| playing[*job] == client)
         });
@@ -450,12 +448,12 @@ fn names_changed_at_once_have_an_order_whoever_is_killed() {
     seeds(Kind::Names);
 }
 
-/// One of the first seeds finds a lie, and finds nothing without it.
+/// Checks that one of the first seeds finds the lie, and that the same seed passes without it.
 fn finds(kind: Kind, lie: Lie) {
     seeds::finds((lie, kind), |seed, lies| case(kind, seed, lies.then_some(lie)), run);
 }
 
-/// One at a time there is never but one request that was done and not answered, so that no other walk finds this.
+/// Other walks have one request at a time, so at most one request was done and not answered, and they cannot find this lie.
 #[test]
 fn batches_of_names_that_forget_other_clients_requests_are_found() {
     finds(Kind::Names, Lie::Store(StoreLie::OtherSlots));

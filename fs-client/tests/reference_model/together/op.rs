@@ -1,7 +1,7 @@
-//! Operations that clients begin at once, by places as in `step`, and what they are answered.
+//! Operations that clients begin at once, and their answers. Operations name things by index, as in `step`.
 //!
-//! Only such as cuttlefs promises to be atomic among clients: anything about names and attributes; of contents writes,
-//! cuts and allocations, and reads within one page, for a read of several pages sees each of them at a time of its own.
+//! Only operations that cuttlefs promises to be atomic among clients: everything about names and attributes; of contents writes, cuts and
+//! allocations. Reads are within one page, because a read of several pages sees each page at a time of its own.
 
 use super::super::model::Model;
 use super::super::step::How;
@@ -15,12 +15,12 @@ use cuttlefs_common::status::Status;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Pages that files of these walks have at most: few, so that clients meet, and more than a small write has.
+/// The most pages of files in these walks: few, so that clients meet, and more than a small write has.
 const PAGES: u64 = 8;
 pub const TARGET: &[u8] = b"some/where";
 pub const RDEV: u32 = 0x105;
 
-/// A place in a directory.
+/// The index of a directory, and the index of a name in it.
 pub type Entry = (usize, usize);
 
 /// An operation.
@@ -49,12 +49,12 @@ pub enum Op {
     Fsync { handle: usize },
 }
 
-/// What it was answered.
+/// The answer of an operation.
 #[derive(Clone, Debug)]
 pub enum Answer {
     Done(Result<(), Status>),
     Found(Result<InodeNo, Status>),
-    /// Inode, handle, and whether the kernel's pages of before are good.
+    /// The inode if it is new, the handle, and whether the kernel's cached pages are good.
     Opened(Result<(Option<InodeNo>, Handle, bool), Status>),
     Attr(Result<Attr, Status>),
     Entries(Result<BTreeMap<Vec<u8>, InodeNo>, Status>),
@@ -63,7 +63,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Why nothing was done.
+    /// The error, if the operation was refused.
     pub fn refusal(&self) -> Option<Status> {
         match self {
             Self::Done(result) => result.err(),
@@ -77,10 +77,10 @@ impl Answer {
     }
 }
 
-/// What places mean when operations begin.
+/// The inodes and handles behind the indices, as they were when the operations began.
 pub struct Places {
     made: Vec<InodeNo>,
-    /// Of each client.
+    /// The handles of each client.
     handles: Vec<Vec<Open>>,
 }
 
@@ -104,20 +104,20 @@ impl Places {
     }
 }
 
-/// What a write writes: no two of one salt look alike, and of different ones each byte differs somewhere near.
+/// The bytes of a write. Parts of one salt at different places differ, and so do parts of different salts, so that a misplaced or older write shows.
 pub fn bytes_of(salt: u64, len: u64) -> Vec<u8> {
     let mixed = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..len).map(|at| ((mixed >> (at % 7 * 8)) as u8).wrapping_add((at / 7) as u8)).collect()
 }
 
-/// Whether such an allocation gives a part of a page back.
+/// Whether this allocation punches a hole that ends within a page.
 pub fn punches_within_a_page(offset: u64, len: u64, how: Allocate) -> bool {
     let whole = offset.is_multiple_of(PAGE_SIZE_U64) && (offset + len).is_multiple_of(PAGE_SIZE_U64);
     how == Allocate::PunchHole && !whole
 }
 
 impl Op {
-    /// Whether it only looks.
+    /// Whether it changes nothing.
     pub fn only_looks(&self) -> bool {
         matches!(
             self,
@@ -129,7 +129,7 @@ impl Op {
         )
     }
 
-    /// Whether it makes, moves or removes a name, or a file without one.
+    /// Whether it makes, moves or removes a name, or makes a file without one.
     pub fn changes_names(&self) -> bool {
         matches!(
             self,
@@ -148,12 +148,12 @@ impl Op {
         matches!(self, Self::Truncate { .. } | Self::Open { how: How { truncate: true, .. }, .. })
     }
 
-    /// Whether it gives a part of a page back.
+    /// Whether it punches a hole that ends within a page.
     pub fn punches_within_a_page(&self) -> bool {
         matches!(*self, Self::Allocate { offset, len, how, .. } if punches_within_a_page(offset, len, how))
     }
 
-    /// Inodes it names, and directories it names something in.
+    /// The inodes that it names, and the directories of the names that it uses.
     pub fn about(&self, places: &Places) -> Vec<InodeNo> {
         match *self {
             Self::Make { at, .. }
@@ -176,7 +176,7 @@ impl Op {
         }
     }
 
-    /// Files whose contents or length it looks at or changes.
+    /// The files whose contents or length it reads or changes.
     pub fn contents(&self, client: usize, places: &Places) -> Vec<InodeNo> {
         let of = |index| places.open(client, index).map(|open| open.ino);
         match *self {
@@ -192,7 +192,7 @@ impl Op {
         }
     }
 
-    /// The file a copy takes its bytes from.
+    /// The source of a copy.
     pub fn source(&self, client: usize, places: &Places) -> Option<InodeNo> {
         match *self {
             Self::Copy { from, .. } => places.open(client, from).map(|open| open.ino),
@@ -200,7 +200,7 @@ impl Op {
         }
     }
 
-    /// Asks `volume`, which is client `client`. `None`: it means nothing, for lack of a handle.
+    /// Sends the operation as client `client`, whose mount is `volume`. `None`: it needs a handle and the client has none.
     pub fn ask(&self, volume: &RemoteVolume, client: usize, places: &Places) -> Option<Answer> {
         let inode = |attr: Attr| attr.ino;
         Some(match *self {
@@ -289,7 +289,7 @@ impl Op {
     }
 }
 
-/// Node and mode that a kind is made with.
+/// The node and the mode with which an inode of this kind is made.
 pub fn node_of(kind: FileKind) -> (NewNode<'static>, u16) {
     match kind {
         FileKind::File => (NewNode::File, 0o644),
@@ -355,7 +355,7 @@ fn names() -> impl Strategy<Value = Op> {
 }
 
 fn contents() -> impl Strategy<Value = Op> {
-    // Most are about the first two files: of each client's handles these are among the first.
+    // Most operations are about the first two files, whose handles are among the first of each client.
     let handle = || prop_oneof![4 => 0usize..2, 1 => 0usize..6];
     let ino = || prop_oneof![4 => 1usize..3, 1 => 0usize..16];
     let allocate = prop_oneof![
@@ -386,7 +386,7 @@ fn contents() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Operations of one batch with the clients that do them: all about names, all about contents, or both.
+/// The operations of one batch with the clients that do them: all about names, all about contents, or mixed.
 pub fn ops(clients: usize) -> impl Strategy<Value = Vec<(usize, Op)>> {
     let of = |op: BoxedStrategy<Op>| prop::collection::vec((0..clients, op), 2..6);
     prop_oneof![

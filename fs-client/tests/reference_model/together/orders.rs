@@ -1,5 +1,5 @@
-//! Which orders of operations that were under way together explain what they were answered: linearizability, looked for
-//! over how far each client has got, with each state that can be reached there once.
+//! Finds the orders of operations under way together that explain the answers: a check of linearizability. It searches over how many operations each
+//! client has done, and keeps each state that can be reached at such a point once.
 
 use super::super::model::Model;
 use super::fits::fits;
@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-/// An operation that was answered, and when, counted in turns.
+/// An operation with its answer, and the turns in which it began and ended.
 pub struct Answered {
     pub client: usize,
     pub op: Op,
     pub answer: Answer,
     begun: u64,
     ended: u64,
-    /// A crash may have undone what it said, and nobody was promised that it would not.
+    /// A crash may have undone the state that this answer shows, and cuttlefs promises nothing about that.
     pub unpromised: bool,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Debug for Answered {
 }
 
 impl Answered {
-    /// By `client`, in these turns.
+    /// An operation of `client` that began and ended in these turns.
     pub fn new(client: usize, op: &Op, answer: Answer, turns: Range<u64>) -> Self {
         Self { client, op: op.clone(), answer, begun: turns.start, ended: turns.end, unpromised: false }
     }
@@ -47,10 +47,10 @@ impl Answered {
     }
 }
 
-/// All states that the file system may be in after `histories`, one of each client, began with `model`. `died`: a server did
+/// All states in which the file system may be after `histories`, one history for each client, which began with `model`. `died`: whether a server died
 /// meanwhile.
 ///
-/// An operation that had ended before another one began comes before it.
+/// An operation that ended before another one began comes before it.
 pub fn states(model: &Model, histories: &[Vec<Answered>], places: &Places, died: bool) -> Vec<Model> {
     let made = model.made.len();
     let total: usize = histories.iter().map(Vec::len).sum();
@@ -70,7 +70,7 @@ pub fn states(model: &Model, histories: &[Vec<Answered>], places: &Places, died:
                 then[client] += 1;
                 let states = next.entry(then).or_default();
                 for mut state in models.iter().flat_map(|model| behind(model, answered, places, died)) {
-                    // In which order they were made does not matter behind this.
+                    // The order in which inodes were made does not matter from here on.
                     state.made[made..].sort();
                     if !states.contains(&state) {
                         states.push(state);
@@ -90,15 +90,15 @@ pub fn states(model: &Model, histories: &[Vec<Answered>], places: &Places, died:
     last
 }
 
-/// A model in which nothing that there is goes with its last name: a server frees it a little later, or much later, while clients
-/// may still come back for it.
+/// The model, but with one more open of each inode, so that no inode goes with its last name. A server frees such an inode a little later, or much
+/// later if clients may still come back for it.
 fn kept(model: &Model) -> Model {
     let mut kept = model.clone();
     kept.nodes.values_mut().for_each(|node| node.opens += 1);
     kept
 }
 
-/// The model of what was kept, with what has no name and is not open gone.
+/// Takes back the opens that `kept` added, and frees inodes without a name that are not open.
 fn let_go(mut state: Model, before: &Model) -> Model {
     for ino in before.nodes.keys() {
         state.node_mut(*ino).opens -= 1;
@@ -107,7 +107,7 @@ fn let_go(mut state: Model, before: &Model) -> Model {
     state
 }
 
-/// What there may be behind an operation. Nothing: it would not have been answered so.
+/// The states after an operation. None if it could not have been answered so.
 fn behind(model: &Model, answered: &Answered, places: &Places, died: bool) -> Vec<Model> {
     if answered.unpromised {
         return vec![model.clone()];
@@ -127,21 +127,20 @@ fn behind(model: &Model, answered: &Answered, places: &Places, died: bool) -> Ve
     states
 }
 
-/// Whether it was refused because what it is about has lost its last name, and perhaps was freed.
+/// Whether the operation was refused because an inode that it names has lost its last name and may have been freed.
 fn is_about_what_is_gone(model: &Model, answered: &Answered, places: &Places, died: bool) -> bool {
     let is_gone = |ino: &InodeNo| !model.nodes.contains_key(ino) || model.nlink(*ino) == 0;
     let gone = answered.op.about(places).iter().any(is_gone);
     match answered.answer.refusal() {
         Some(Status::Stale | Status::NotFound) => gone,
-        // A power loss may have brought back, without a name, what was freed: until it goes again the server knows that it is
-        // no directory.
+        // A power loss may have brought a freed inode back, without a name. Until it is freed again the server knows that it is no directory.
         Some(Status::NotDirectory) => gone && died,
         _ => false,
     }
 }
 
-/// A link that was made, and told to nobody before the server died, of what lost all its names and was freed while that server
-/// lived: there is nothing left to tell of.
+/// The state after a link that was made but not answered before the server died, if the inode then lost all its names and was freed: the new server
+/// cannot know the link and answers `Stale`.
 fn linked_and_gone(model: &Model, answered: &Answered, places: &Places) -> Option<Model> {
     let Op::Link { ino, .. } = answered.op else { return None };
     if answered.answer.refusal() != Some(Status::Stale) {

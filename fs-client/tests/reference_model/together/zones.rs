@@ -1,8 +1,8 @@
-//! Several writers in one zone of the pool: files whose pages lie together, each overwritten and synced by a client at once with
-//! the others; then time that is longer than marks of write intents are kept; then the same in another zone. The server is
-//! killed among them, or not.
+//! Several writers in one zone of the pool. Clients overwrite and sync files whose pages lie together, all at once; then more time passes than marks
+//! of write intents are kept; then the same in another zone. In some runs the server is killed meanwhile.
 //!
-//! Other walks have pools of a zone or few, all at once in use, and seldom wait: nothing is ever marked behind an idle time.
+//! The pools of other walks have one zone or few, which are always in use, and these walks seldom wait. So there no zone is marked anew after an idle
+//! time.
 
 use super::op::Op;
 use super::*;
@@ -10,16 +10,16 @@ use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_server::pages::SWEEP_INTERVAL;
 use cuttlefs_server::pool::ZONE_PAGES;
 
-/// Seeds of the walk, which moves more bytes than others.
+/// The number of seeds of the walk. It moves more bytes than others.
 const SEEDS: u64 = 150;
-/// Files before the large one, whose pages fill the rest of their zone, and that one; and one behind it.
+/// The number of small files before the large one, which fills the rest of their zone. One more small file follows it.
 const FILES: usize = 6;
-/// Pages of the small ones.
+/// The number of pages of a small file.
 const PAGES: u64 = 2;
-/// A mark without a write is cleared after two sweeps; with the next one it has been cleared.
+/// A mark without a write is cleared after two sweeps, so it is gone after a third.
 const IDLE_SWEEPS: u32 = 3;
 
-/// A file is overwritten, and perhaps synced.
+/// Clients overwrite files, and sync most of them.
 fn overwrites(clients: usize) -> impl Strategy<Value = Vec<(usize, Op)>> {
     let places = prop_oneof![3 => Just((0, PAGE_SIZE_U64)), 1 => Just((0, PAGES * PAGE_SIZE_U64)), 1 => Just((100, 300u64))];
     let one = (0..clients, 0..FILES + 2, places, any::<u64>(), prop::bool::weighted(0.8)).prop_map(
@@ -58,7 +58,7 @@ fn case(seed: u64) -> impl Strategy<Value = Case> {
     })
 }
 
-/// Small files, a large one whose pages fill their zone and go on in the next one, and a small one behind it.
+/// Makes the small files, the large one whose pages fill their zone and go on in the next one, and a small file after it.
 fn zones(walk: &mut Walk<Simulated>, clients: usize) {
     let how = How { read: true, write: true, append: false, truncate: false, sync: false };
     let names = (0..4).map(|name| (0, name)).chain((0..4).map(|name| (1, name)));

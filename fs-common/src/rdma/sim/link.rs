@@ -19,26 +19,26 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Steps a connect waits for the other side before it gives up.
+/// Steps that a connect waits for the other side before it gives up.
 const CONNECT_STEPS: usize = 10_000;
 
-/// Who translates file addresses on this network.
+/// The side that translates file addresses on this network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Translation {
     /// The target's NIC, as over `tcp`.
     Target,
     /// The initiator, as over `shm`.
     Initiator,
-    /// The initiator, from tables that no link maps, as over verbs: it READs them.
+    /// The initiator, which READs the tables for it, since no link maps them: as over verbs.
     InitiatorByReads,
 }
 
 impl Translation {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Target, Self::Initiator, Self::InitiatorByReads];
 }
 
-/// What is lost when a connection is cut. Who connected is the client, who accepted the server.
+/// What is lost when a connection is cut. The client is the side that connected, the server the side that accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// A message of the client's.
@@ -51,20 +51,20 @@ pub enum Cut {
     OneSided,
 }
 
-/// Faults by chance, from a seed.
+/// Random faults, from a seed.
 struct Weather {
     random: SeededRandom,
-    /// One of so many has a fault.
+    /// One of this many sends has a fault.
     one_in: u64,
 }
 
-/// What becomes of something that is sent. Whatever it is, what one queue pair sends keeps its order: a reliable
-/// connection's messages can be late, and so be overtaken by another connection's, but not by each other.
+/// What happens to something that is sent. In any case one queue pair's sends keep their order: the messages of a reliable connection can be late,
+/// and so be overtaken by another connection's, but not by each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It arrives.
     Arrives,
-    /// It arrives when it has been looked for so often.
+    /// It arrives after the receiver has looked for it this number of times.
     Late(u32),
     /// It arrives twice, as a retransmission whose first transmission was not lost after all.
     Twice,
@@ -72,19 +72,19 @@ pub(super) enum Fate {
     Lost,
 }
 
-/// Looks that a late message is late by, at most.
+/// The most looks by which a message is late.
 const LATE_MOST: u64 = 12;
 
-/// What connects simulated devices.
+/// The network that connects simulated devices.
 pub struct SimNetwork {
     translation: Translation,
     next: AtomicU32,
-    /// The next cut, and how many of its kind still get through.
+    /// The next cut, and the number of sends of its kind that still get through.
     cut: Mutex<Option<(Cut, u32)>>,
-    /// What happens by chance.
+    /// Random faults; `None`: no faults.
     weather: Mutex<Option<Weather>>,
     listeners: Mutex<HashMap<Endpoint, Weak<SimListener>>>,
-    /// Of whoever accepts connections.
+    /// The life of the accepting side.
     server: Mutex<Life>,
 }
 
@@ -101,7 +101,7 @@ impl SimNetwork {
         })
     }
 
-    /// From now on what the accepting side takes and sends is counted, and ends with its life.
+    /// From now on the accepting side's receives and sends are events of this life, and stop when it ends.
     pub fn set_server_life(&self, life: Life) {
         *self.server.lock() = life;
     }
@@ -111,13 +111,13 @@ impl SimNetwork {
         self.server.lock().is_over()
     }
 
-    /// Whether this end may still do this.
+    /// Whether this end is still alive to do this.
     pub(super) fn allows(&self, role: Role, event: Event, about: u64) -> bool {
         role == Role::Client || self.server.lock().allows(event, about)
     }
 
-    /// Cuts one connection: after `pass` more of this kind got through, on whatever connections, the next is lost
-    /// and its connection with it. Takes the place of a cut that has not happened yet.
+    /// Cuts one connection: after `pass` more of this kind got through, on any connections, the next is lost and its connection with it. Replaces a
+    /// cut that has not happened yet.
     pub fn cut_after(&self, cut: Cut, pass: u32) {
         *self.cut.lock() = Some((cut, pass));
     }
@@ -132,14 +132,13 @@ impl SimNetwork {
         !self.cut_is_pending() && self.weather.lock().is_none()
     }
 
-    /// From now on one in `one_in` of what is sent is late, comes twice, or is lost with its connection, as the seed
-    /// says; 0: none.
+    /// From now on one in `one_in` sends is late, arrives twice, or is lost with its connection, as the seed decides.
     pub fn set_weather(&self, seed: u64, one_in: u64) {
         let weather = Weather { random: SeededRandom::new(seed), one_in };
         *self.weather.lock() = (one_in > 0).then_some(weather);
     }
 
-    /// What becomes of what is being sent now.
+    /// What happens to a send of this kind.
     pub(super) fn fate(&self, kind: Cut) -> Fate {
         if self.loses(kind) {
             return Fate::Lost;
@@ -156,7 +155,7 @@ impl SimNetwork {
         }
     }
 
-    /// Whether what is being sent is lost.
+    /// Whether a cut takes this send.
     fn loses(&self, kind: Cut) -> bool {
         let mut cut = self.cut.lock();
         match cut.as_mut() {
@@ -172,7 +171,7 @@ impl SimNetwork {
         }
     }
 
-    /// A device of one process on it.
+    /// A new device on this network, for one process.
     pub fn device(self: &Arc<Self>) -> Arc<SimDevice> {
         Arc::new_cyclic(|this| SimDevice {
             this: this.clone(),
@@ -245,7 +244,7 @@ impl SimDevice {
             .map_err(|_| RdmaError::Unsupported("shared receives of another provider were given".into()))
     }
 
-    /// As an RNIC has: where the network is like RNICs' in what it translates.
+    /// Whether this network behaves as one of RNICs, which have shared receives.
     fn has_shared_receives(&self) -> bool {
         self.network.translation == Translation::InitiatorByReads
     }
@@ -292,7 +291,7 @@ impl Peer<'_> {
                 let target = self.target()?;
                 let valid = match target.read_file(self.owner, filekey, offset, &mut bytes)? {
                     FileRead::Done(valid) => valid,
-                    // One thread has nobody else to go on meanwhile.
+                    // A single thread has nobody else to serve meanwhile.
                     FileRead::Faults => target.read_file_faulting(self.owner, filekey, offset, &mut bytes)?,
                 };
                 bytes.truncate(valid);
@@ -327,13 +326,13 @@ impl Peer<'_> {
         let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
         let memory = self.device.remote(rkey, offset, len, |access| access.remote_flush)?;
         if placement == Placement::Visibility {
-            // Requests execute whole when they are posted: whatever was written before is there.
+            // Requests execute whole when they are posted, so earlier writes are visible.
             return Ok(());
         }
         let domain = self.device.domain(rkey.0).ok_or(WcStatus::RemoteInvalid)?;
-        // One thread has nobody else to go on meanwhile.
+        // A single thread has nobody else to serve meanwhile.
         let persisted = domain.persist_and_wait(&memory, offset as usize, len);
-        // Who is dead fails nothing, and says nothing.
+        // A dead process fails no request and sends no answer.
         if self.device.network.server_is_over() {
             return Err(WcStatus::Disconnected);
         }
@@ -393,7 +392,7 @@ struct SimDomain {
     windows: Arc<Windows>,
 }
 
-/// What a protection domain exports, by `WindowId`.
+/// The windows of a protection domain, by `WindowId`.
 type Windows = Mutex<HashMap<u32, Arc<SharedMemory>>>;
 
 impl SimDomain {
@@ -515,7 +514,7 @@ impl Listener for Listening {
         self.0.endpoint.clone()
     }
 
-    /// Does not block: there is nobody else to wait for in this thread. `Unsupported` if nobody asks.
+    /// Does not block: this thread has nobody else to wait for. `Unsupported` if nobody connects.
     fn accept(&self) -> Result<Box<dyn Incoming>, RdmaError> {
         if self.0.closed.load(Ordering::SeqCst) {
             return Err(RdmaError::Closed);
@@ -581,7 +580,7 @@ impl Device for SimDevice {
             atomic_write: false,
             shared_receives: self.has_shared_receives(),
             memory_windows: false,
-            // What was sent before is placed with the FLUSH.
+            // A FLUSH places the messages that were sent before it.
             flush_after_send: true,
         }
     }

@@ -8,8 +8,8 @@
 //! Connections break when told to (`SimNetwork::cut_after`), and the message being sent is lost. Under `set_weather` they
 //! break by chance, and messages are late or come twice.
 //!
-//! The actions of the accepting side are counted as events of its life where one is given
-//! (`SimNetwork::set_server_life`): when the life is over, that side takes and sends nothing more.
+//! The actions of the accepting side are events of its life, if it is given one (`SimNetwork::set_server_life`): when the life is over, that side
+//! takes and sends nothing more.
 //!
 //! # Invariants
 //! Those of the verbs API (`rdma/verbs.rs`); keys, ranges and rights are checked as by the other providers.
@@ -26,18 +26,18 @@ thread_local! {
     static PUMP: RefCell<Option<Box<dyn FnMut() -> bool>>> = const { RefCell::new(None) };
 }
 
-/// Sets what this thread runs while it waits: one step of everything else; `false` if there was nothing to do.
+/// Sets the closure that this thread runs while it waits: one step of everything else; `false` if there was nothing to do.
 pub fn set_pump(pump: impl FnMut() -> bool + 'static) {
     PUMP.with_borrow_mut(|slot| *slot = Some(Box::new(pump)));
 }
 
-/// Takes the pump away, and with it whatever it owns.
+/// Drops this thread's pump, and everything that it owns.
 pub fn clear_pump() {
     let pump = PUMP.with_borrow_mut(Option::take);
     drop(pump);
 }
 
-/// Runs this thread's pump once; `false` if it did nothing, or there is none. While it runs it is taken out, so what it runs must not wait for itself.
+/// Runs this thread's pump once; `false` if it did nothing, or there is none. The pump is taken out while it runs, so it must not wait for itself.
 pub fn pump() -> bool {
     let Some(mut pump) = PUMP.with_borrow_mut(Option::take) else { return false };
     let progressed = pump();

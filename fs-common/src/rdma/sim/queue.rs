@@ -20,7 +20,7 @@ use std::time::Duration;
 pub(super) struct SimQueue {
     ready: Mutex<VecDeque<Completion>>,
     pairs: Mutex<Vec<Weak<SimPair>>>,
-    /// Always readable: a sleeper looks again at once, which in a simulation is what it should do.
+    /// Always readable: a sleeper looks again at once, as it should in a simulation.
     event: OwnedFd,
 }
 
@@ -78,19 +78,19 @@ struct State {
 #[derive(Clone)]
 struct Message {
     bytes: Vec<u8>,
-    /// Bytes that came: these, or those of the WRITE that it tells of.
+    /// Length of these bytes, or of the WRITE that the immediate belongs to.
     len: u32,
     imm: Option<u32>,
-    /// How often it is still looked for in vain.
+    /// Looks that will still not find it.
     late: u32,
 }
 
-/// Which end of a connection a queue pair is.
+/// The end of a connection that a queue pair is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It connected.
+    /// The end that connected.
     Client,
-    /// It accepted.
+    /// The end that accepted.
     Server,
 }
 
@@ -186,7 +186,7 @@ impl SimPair {
         }
     }
 
-    /// Puts a message where its receive says.
+    /// Writes a message to the memory of a receive.
     fn place(&self, receive: &RecvWr, message: &Message) -> WcStatus {
         if message.bytes.len() > receive.local.len as usize {
             return WcStatus::LocalLength;
@@ -198,7 +198,7 @@ impl SimPair {
         WcStatus::Success
     }
 
-    /// Behind a FLUSH no bytes of before are under way any more.
+    /// Delivers all messages that are under way: a FLUSH comes behind them.
     fn place_all(&self) -> Result<(), WcStatus> {
         let waits = || self.state.lock().inbox.iter().any(|message| !message.bytes.is_empty());
         if !waits() {
@@ -206,7 +206,7 @@ impl SimPair {
         }
         self.state.lock().inbox.iter_mut().for_each(|message| message.late = 0);
         self.deliver();
-        // What has no receive waiting for it is asked for again until the sender gives up.
+        // An RNIC's sender would try a message without a receive again until it gives up.
         if waits() { Err(WcStatus::Disconnected) } else { Ok(()) }
     }
 
@@ -353,7 +353,7 @@ impl QueuePair for SimPair {
         PeerIdentity::Local(LocalPeer::root())
     }
 
-    /// Requests execute when they are posted.
+    /// Everything is copied by the post, since requests execute then.
     fn max_inline(&self) -> u32 {
         self.config.max_inline
     }

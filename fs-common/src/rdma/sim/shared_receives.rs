@@ -1,11 +1,11 @@
-//! Shared receives of the simulated RNIC. A place is free when its receive is taken, not when that was polled.
+//! Shared receives of the simulated RNIC. A place is free again when its receive is taken, not only when the completion was polled.
 
 use crate::rdma::{PostError, RecvWr, SharedReceiveQueue};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module.
+/// Receives that simulated queue pairs share. See the module.
 pub(super) struct SimShared {
     depth: usize,
     receives: Mutex<VecDeque<RecvWr>>,
@@ -21,7 +21,7 @@ impl SimShared {
         self.receives.lock().is_empty()
     }
 
-    /// The oldest.
+    /// The oldest receive.
     pub(super) fn take(&self) -> Option<RecvWr> {
         let mut receives = self.receives.lock();
         let taken = receives.pop_front();

@@ -1,9 +1,9 @@
-//! The time at which a new connection is listened to: how many connections one peer may make, and how fast.
+//! The time at which the server listens to a new connection, and so the number and rate of one peer's connections.
 //!
-//! A handshake takes a hundred times the processor time of a request. A peer may make `BURST` connections at once, as its mounts do
-//! when their server comes back, and `PER_SECOND` from then on. A connection that comes sooner waits for its time, unheard and at
-//! no cost. At most `UNHEARD_OF_PEER_MAX` connections of one peer wait. Before a key is proven the peer is the address. Root and
-//! the server's own user are not counted.
+//! A handshake takes a hundred times the processor time of a request. A peer may make `BURST` connections at once, as its mounts do when their server
+//! comes back, and `PER_SECOND` from then on. A connection that comes sooner waits for its time without being read from, at no cost. At most
+//! `UNHEARD_OF_PEER_MAX` connections of one peer wait. Before a key is proven the peer is the address. Connections of root and of the server's own
+//! user are not counted.
 //!
 //! The bookkeeping is that of GCRA: for each peer, the time by which all its connections would be paid for at `PER_SECOND`.
 
@@ -13,20 +13,20 @@ use std::time::{Duration, Instant};
 
 /// Connections a peer may make at once: those of a dozen mounts.
 pub(super) const BURST: u32 = 256;
-/// And each second from then on: with some 0.2 ms each, a fortieth of a core.
+/// Connections that a peer may make each second from then on: at some 0.2 ms each, a fortieth of a core.
 pub(super) const PER_SECOND: u32 = 128;
-/// Connections of one peer that have said nothing yet, or whose time has not come.
+/// Connections of one peer that have not said hello yet, or whose time has not come.
 pub(super) const UNHEARD_OF_PEER_MAX: usize = 32;
-/// Peers that are remembered before those whose time is over are looked for.
+/// Peers that are remembered before those whose time is over are forgotten.
 const PEERS_MAX: usize = 256;
 
 const INTERVAL: Duration = Duration::from_nanos(1_000_000_000 / PER_SECOND as u64);
 
-/// See the module.
+/// The rate of connections of each peer. See the module.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     paid_by: HashMap<PeerKey, Instant>,
-    /// Peers that may be remembered before they are looked through once more.
+    /// Peers that may be remembered before all are looked through again.
     peers_max: usize,
 }
 
@@ -35,7 +35,7 @@ impl Arrivals {
         Self { paid_by: HashMap::new(), peers_max: PEERS_MAX }
     }
 
-    /// A peer has connected: when it is listened to.
+    /// A peer has connected: the time from which on it may be listened to.
     pub(super) fn due(&mut self, peer: &PeerKey, now: Instant) -> Instant {
         if self.paid_by.len() >= self.peers_max {
             self.paid_by.retain(|_, paid_by| *paid_by > now);

@@ -39,10 +39,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// A poller that never sleeps looks for hang-ups once in so many pumps.
+/// A poller that never sleeps looks for hang-ups once in this many pumps.
 const PUMPS_PER_EVENT_CHECK: u32 = 256;
-/// A poller that always finds completions pumps once in so many polls: what arrives meanwhile waits no longer than that,
-/// and a pump costs each poll little.
+/// A poller that always finds completions pumps once in this many polls: arrivals wait no longer than that, and a pump adds little to each poll.
 const FULL_POLLS_PER_PUMP: u32 = 16;
 /// Events taken with one `epoll_wait`; more are taken with the next.
 const EVENTS_PER_WAIT: usize = 32;
@@ -81,15 +80,14 @@ struct Attached {
 /// A completion queue of the software RNIC.
 pub(super) struct SoftCq {
     entries: Mutex<VecDeque<Entry>>,
-    /// Replaced whole, so that pumping holds no lock while it detaches.
+    /// Replaced as a whole, so that pumping holds no lock while a queue pair detaches.
     attached: Mutex<Arc<Attached>>,
     page: Arc<SharedMemory>,
     epoll: OwnedFd,
     eventfd: OwnedFd,
-    /// Of threads in `wait`.
+    /// The spin budget of threads in `wait`.
     budget: SpinBudget,
-    /// Pumps by `poll`, and polls since the last one that found something. Relaxed: a count lost to another
-    /// poller puts a pump off by a poll.
+    /// Pumps by `poll`, and polls since the last that found nothing. Relaxed: a count that is lost to another poller delays a pump by one poll.
     pumps: AtomicU32,
     full_polls: AtomicU32,
 }
@@ -130,13 +128,13 @@ impl SoftCq {
         self.page.atomic_u64(0)
     }
 
-    /// Adds completions and wakes who sleeps.
+    /// Adds completions and wakes sleepers.
     pub(super) fn push(&self, completion: Completion, slots: &Arc<Slots>) {
         self.entries.lock().push_back(Entry { completion, slots: slots.clone() });
         self.wake();
     }
 
-    /// Wakes who sleeps, so that it looks at its queue pairs again.
+    /// Wakes sleepers, so that they look at their queue pairs again.
     pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
         if Self::page_wants_event(&self.page) {
@@ -144,7 +142,7 @@ impl SoftCq {
         }
     }
 
-    /// Pumps this queue pair from now on and watches its descriptors.
+    /// From now on pumps this queue pair, and watches its descriptors.
     pub(super) fn attach(
         &self,
         pumped: Arc<dyn Pumped>,
@@ -159,12 +157,12 @@ impl SoftCq {
         for (fd, flags) in descriptors {
             epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), *flags)?;
         }
-        // Who sleeps already does not know the newcomer's rings.
+        // A thread that sleeps already does not know the new queue pair's rings.
         self.wake();
         Ok(())
     }
 
-    /// Changes what is watched of a self-driven socket.
+    /// Changes the watched events of a self-driven socket.
     pub(super) fn watch(&self, number: QpNumber, fd: BorrowedFd<'_>, flags: epoll::EventFlags) {
         // Fails only if the socket was detached meanwhile; then nobody waits for it any more.
         let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(u64::from(number.0)), flags);
@@ -290,7 +288,7 @@ impl Attached {
 
 impl CompletionQueue for SoftCq {
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
-        // Who polls is awake: what its own posts complete must not ring the eventfd, a system call each.
+        // A polling thread is awake: completions of its own posts must not ring the eventfd, since each would be a system call.
         if self.word().load(Ordering::Relaxed) & 1 != 0 {
             self.word().fetch_and(!1, Ordering::Relaxed);
         }
@@ -339,10 +337,10 @@ impl CompletionQueue for SoftCq {
         }
         self.word().fetch_add(ONE_SLEEPER, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        // The list again: a queue pair attached before the fence may have rung already.
+        // Looks at the list again, since a queue pair that was attached before the fence may have rung already.
         self.pump_rings(&self.attached());
-        // No sleeper any more before the events are acted on: what this thread itself completes must not ring its
-        // own eventfd, which is a system call and an event too many for each answer over a socket.
+        // This thread no longer counts as a sleeper when events are acted on: its own completions must not ring its own eventfd, which would cost a
+        // system call and a superfluous event for each answer over a socket.
         let awake = || {
             self.word().fetch_sub(ONE_SLEEPER, Ordering::Relaxed);
         };

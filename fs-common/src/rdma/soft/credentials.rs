@@ -1,10 +1,9 @@
-//! The peer at the other end of a Unix socket: `SO_PEERCRED` and `SO_PEERGROUPS`, which no crate here reads as they are.
+//! The peer at the other end of a Unix socket: `SO_PEERCRED` and `SO_PEERGROUPS`, which no crate reads as needed here.
 //!
-//! `rustix` has the first, but takes a process of another PID namespace, whose number is 0 here, for an error. No crate has the
-//! second.
+//! `rustix` reads the first, but reports a process of another PID namespace, whose number is 0 here, as an error. No crate reads the second.
 //!
-//! A path proves nothing: where a server has stopped, any user who may write to the folder can listen instead. So a client asks
-//! the kernel for the listener's user before it sends anything (`Trust`).
+//! A path proves nothing: where a server has stopped, any user who may write to the directory can listen instead. So a client asks the kernel for the
+//! listener's user before it sends anything (`Trust`).
 //!
 //! # Failure
 //! A kernel without `SO_PEERGROUPS` (before 4.13) is an error: a peer whose groups are unknown is not admitted.
@@ -21,20 +20,20 @@ const USUAL_GROUPS: usize = 64;
 /// `NGROUPS_MAX`.
 const MOST_GROUPS: usize = 65_536;
 
-/// Who is at the other end of a Unix socket, as it was when it connected (or began to listen).
+/// The peer of a Unix socket, at the time when it connected or began to listen.
 pub(super) fn unix_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
     let libc::ucred { pid, uid, gid } = credentials(socket)?;
     Ok(PeerIdentity::Local(LocalPeer { uid, gid, groups: groups(socket)?.into(), pid: NonZeroI32::new(pid) }))
 }
 
-/// Who may be listened to at a Unix socket: root, this process's own user, and who was named.
+/// The users whose servers this process trusts at a Unix socket: root, its own user, and a user whom the operator named.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trust {
     pub(super) also: Option<u32>,
 }
 
 impl Trust {
-    /// Who listens at the other end of a socket that this process connected.
+    /// The listener of a socket that this process connected.
     pub(super) fn server(self, socket: &OwnedFd, endpoint: &str) -> Result<PeerIdentity, RdmaError> {
         let failed = |source| RdmaError::Io { action: "connect to", endpoint: endpoint.to_owned(), source };
         let peer = unix_peer(socket).map_err(failed)?;
@@ -48,7 +47,7 @@ impl Trust {
         }
     }
 
-    /// Whom the kernel shows as the overflow user may be anybody, also to a process that is shown so itself.
+    /// A user shown as the overflow user may be anybody, even if this process is shown so itself.
     fn is_in(self, uid: u32, own: u32) -> bool {
         uid == 0 || uid == own && own != OVERFLOW_USER || Some(uid) == self.also
     }
@@ -71,7 +70,7 @@ fn credentials(socket: &OwnedFd) -> io::Result<libc::ucred> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // What is not connected has credentials of nobody, which the kernel shows as -1: no user.
+    // A socket that is not connected has no credentials: the kernel shows user -1.
     if len as usize != size_of::<libc::ucred>() || found.uid == u32::MAX {
         return Err(io::ErrorKind::NotConnected.into());
     }

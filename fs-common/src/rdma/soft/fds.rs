@@ -23,8 +23,8 @@ pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("the packet was cut")) }
 }
 
-/// Takes one packet without blocking: its length and descriptors. `None`: the peer closed. At most `MOST`
-/// descriptors are kept; a packet with more is an error, and all it brought are closed.
+/// Takes one packet without blocking: its length and descriptors. `None`: the peer closed. A packet with more than `MOST` descriptors is an error,
+/// and all of them are closed.
 pub(super) fn receive<const MOST: usize>(
     socket: &OwnedFd,
     bytes: &mut [u8],

@@ -1,11 +1,11 @@
 //! Listening endpoints of every link, and the first part of each handshake.
 //!
 //! # How it works
-//! `accept` sleeps in poll(2) on the listening socket, a stop eventfd, and every client that has connected but not said hello yet
-//! (`unheard`). Each time it wakes it listens to all clients that have said something, and takes in those that have come since. So
-//! each client of a crowd costs one call, and not one call for each of the others. A client that says nothing, or nonsense, is dropped
-//! after `HELLO_WAIT`, or when its place is needed, and never holds up another. A peer that connects often is listened to when its
-//! time has come (`arrivals`). Where a key is needed, the key is the peer as soon as the first words have proven it.
+//! `accept` sleeps in poll(2) on the listening socket, a stop eventfd, and every client that has connected but not said hello yet (`unheard`). Each
+//! time it wakes, it reads from all clients that have sent something, and takes in those that have connected since. So each client of a crowd costs
+//! one call, not one for each of the others. A client that sends nothing, or nonsense, is dropped after `HELLO_WAIT`, or when its place is needed,
+//! and never holds up another. A client whose peer connects often is read from when its time has come (`arrivals`). Where a key is needed, the key is
+//! the peer as soon as the first words have proven it.
 
 use super::arrivals::UNHEARD_OF_PEER_MAX;
 use super::queue::{QpCore, QpParts};
@@ -37,13 +37,13 @@ use std::time::{Duration, Instant};
 
 /// Pause after accept failed for want of descriptors or memory, so that the thread does not spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Clients that the kernel keeps until they are taken in: of a crowd that comes while this process has no core.
+/// Clients that the kernel queues until they are taken in: a crowd may come while this process has no core.
 const BACKLOG: i32 = 4096;
-/// Clients taken in before those are listened to that are there already. Fewer than may wait of one peer: of those that it takes in in a
-/// pass, who hung up is known to have gone before the next is turned away for them.
+/// Clients taken in before those that are already in are read from. It is less than one peer may have waiting: so the listener notices that some of a
+/// peer's clients have hung up before it turns others away for them.
 const ACCEPTS_A_PASS: usize = UNHEARD_OF_PEER_MAX / 2;
 
-/// Where connections of a listener come from and go to.
+/// What a listener needs for its connections.
 pub(super) struct Setup {
     pub(super) endpoint: Endpoint,
     device: Arc<DeviceShared>,
@@ -61,7 +61,7 @@ impl Setup {
         self.device.tcp.configs()
     }
 
-    /// Who a client is, now that its handshake is over.
+    /// The peer of a client, now that its handshake is over.
     fn proven(&self, peer: PeerIdentity, greeting: &Greeting) -> PeerIdentity {
         match (peer, greeting, self.tls()) {
             (PeerIdentity::Remote(address), Greeting::Tcp(channel, _), Some(tls)) => {
@@ -73,10 +73,10 @@ impl Setup {
     }
 }
 
-/// How far the first part of a client's handshake is.
+/// How far the first part of a client's handshake has come.
 pub(super) enum Greeting {
     Shm(OwnedFd),
-    /// A key is needed, or has been named and its time has not come.
+    /// The client has not proven a key yet, or it has and its time has not come.
     FirstWords(FirstWords),
     Tcp(Channel, HelloReader),
 }
@@ -99,10 +99,10 @@ impl Greeting {
     }
 }
 
-/// What a listener has in hand.
+/// The clients of a listener.
 struct Hall {
     unheard: Unheard,
-    /// Clients that have said hello, for whoever accepts.
+    /// Clients that have said hello, to be accepted.
     heard: VecDeque<SoftIncoming>,
 }
 
@@ -110,7 +110,7 @@ struct Hall {
 pub(super) struct SoftListener {
     setup: Arc<Setup>,
     socket: OwnedFd,
-    /// The path to remove when done.
+    /// The path to remove at the end.
     path: Option<PathBuf>,
     stop: OwnedFd,
     closed: AtomicBool,
@@ -133,13 +133,13 @@ impl SoftListener {
                 (OwnedFd::from(socket), LinkKind::Tcp, None)
             }
             Endpoint::Rdma { .. } => return Err(super::not_software(endpoint)),
-            // Anyone who reaches the path may connect: sessions decide what they may do.
+            // Every user who reaches the path may connect: sessions decide about rights.
             Endpoint::Unix(path) => (
                 bind_unix(path, SocketType::STREAM, 0o666).map_err(failed)?,
                 LinkKind::Unix,
                 Some(path.clone()),
             ),
-            // Whoever connects sees all frames, so the path is for the server's own user; peers are asked again.
+            // A client of this link sees all frames, so only the server's own user may use the path; peers are checked again.
             Endpoint::Shm(path) => (
                 bind_unix(path, SocketType::SEQPACKET, 0o600).map_err(failed)?,
                 LinkKind::Shm,
@@ -161,14 +161,14 @@ impl SoftListener {
         })
     }
 
-    /// Takes a connection from the backlog if its peer may come; whether there was one.
+    /// Takes a connection from the backlog, and lets its client in if the peer may connect. Returns whether there was one.
     fn take_connection(&self, unheard: &mut Unheard) -> bool {
         let socket =
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => socket,
                 Err(rustix::io::Errno::AGAIN) => return false,
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => return true,
-                // Shut down while accept was on its way: that is how it ends, and nobody has to be told.
+                // The listener was closed while accept was on its way, so this is the end and no error.
                 Err(_) if self.closed.load(Ordering::Acquire) => return false,
                 Err(error) => {
                     tracing::warn!(endpoint = %self.setup.endpoint, %error, "cannot accept a connection");
@@ -221,7 +221,7 @@ impl SoftListener {
         true
     }
 
-    /// A client whose peer is known waits until it is its time.
+    /// Lets a client whose peer is known wait for its time.
     fn let_wait(
         &self,
         unheard: &mut Unheard,
@@ -248,7 +248,7 @@ impl SoftListener {
         }
     }
 
-    /// Listens to strangers: who proves a key waits among those who are known.
+    /// Reads from strangers: a client that proves a key goes on to wait among the known ones.
     fn hear_strangers(&self, unheard: &mut Unheard, spoke: &[bool], tls: &TlsConfigs, now: Instant) {
         let mut strangers = std::mem::take(&mut unheard.strangers);
         strangers.visit(
@@ -272,14 +272,14 @@ impl SoftListener {
         unheard.strangers = strangers;
     }
 
-    /// Listens to those who are known: who says hello may come in.
+    /// Reads from known clients: a client that says hello can be accepted.
     fn hear_known(&self, hall: &mut Hall, spoke: &[bool], now: Instant) {
         let heard = &mut hall.heard;
         hall.unheard.known.visit(
             |index, _| spoke.get(index).is_some_and(|spoke| *spoke),
             |mut client| {
                 if client.due > now {
-                    // It hung up before its time.
+                    // The client has hung up before its time.
                     return None;
                 }
                 let mut shm_hello = None;
@@ -298,7 +298,7 @@ impl SoftListener {
         );
     }
 
-    /// Begins the handshakes whose time has come.
+    /// Begins the handshakes of clients whose time has come.
     fn answer_first_words(&self, known: &mut Crowd, tls: &TlsConfigs, now: Instant) {
         let waits = |client: &Client| client.due <= now && matches!(client.greeting, Greeting::FirstWords(_));
         if !known.iter().any(waits) {
@@ -328,7 +328,7 @@ impl SoftListener {
         client.greeting.refuse(&reason.to_string());
     }
 
-    /// Lets a client that has something to say go on. `Ok(true)`: the hello is whole.
+    /// Lets a client that has sent something go on. `Ok(true)`: its hello is complete.
     fn listen_to(
         &self,
         client: &mut Client,
@@ -354,7 +354,7 @@ fn remote_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
     address.map(PeerIdentity::Remote).ok_or_else(|| io::ErrorKind::NotConnected.into())
 }
 
-/// Whether a user may see the frames: root, and whoever runs the server.
+/// Whether a user may see the frames: root, and the user who runs the server.
 fn may_share_memory(uid: u32, server_euid: u32) -> bool {
     uid == 0 || uid == server_euid
 }
@@ -385,7 +385,7 @@ fn bind_tcp(host: &str, port: u16, tcp: &TcpTrust, endpoint: &Endpoint) -> Resul
         };
         failed(io::Error::new(error.kind(), format!("{error}: {advice}")))
     })?;
-    // It listens already, with a shorter queue.
+    // The socket already listens, with a shorter queue.
     rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
     Ok(socket)
 }
@@ -394,8 +394,8 @@ fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// A socket's folder, such as one in /run, which is empty after each boot. Everybody may look into it: who may connect the socket's
-/// own mode says.
+/// Makes the directory of a socket, such as one in /run, which is empty after each boot. Everybody may look into it: the mode of the socket decides
+/// who may connect.
 fn make_folder(socket: &Path) -> io::Result<()> {
     let Some(folder) = socket.parent().filter(|folder| !folder.exists()) else { return Ok(()) };
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(folder);
@@ -411,7 +411,7 @@ fn bind_unix(path: &Path, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
         if error != rustix::io::Errno::ADDRINUSE {
             return Err(error.into());
         }
-        // A socket nobody listens on is left from a server that was killed.
+        // A socket on which nobody listens was left by a server that was killed.
         let in_use =
             !matches!(rustix::net::connect(&new_socket()?, &address), Err(rustix::io::Errno::CONNREFUSED));
         if in_use || !std::os::unix::fs::FileTypeExt::is_socket(&std::fs::symlink_metadata(path)?.file_type())
@@ -424,7 +424,7 @@ fn bind_unix(path: &Path, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
         std::fs::remove_file(path)?;
         rustix::net::bind(&socket, &address)?;
     }
-    // Before listen: nobody can connect with a wider mode.
+    // Before listen, so that nobody can connect while the mode is wider.
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
@@ -484,12 +484,12 @@ impl Listener for SoftListener {
     fn close(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             if let Some(path) = &self.path {
-                // Gone already is as good.
+                // The path may be gone already.
                 let _ = std::fs::remove_file(path);
             }
-            // Never taken: every accept, now or later, wakes up.
+            // Nobody resets this eventfd, so every accept wakes, now or later.
             sys::ring_eventfd(&self.stop);
-            // Who connects between now and the drop of the socket is turned away at once.
+            // A client that connects before the socket is dropped is turned away at once.
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }
@@ -501,7 +501,7 @@ impl Drop for SoftListener {
     }
 }
 
-/// A client that said hello.
+/// A client that has said hello.
 struct SoftIncoming {
     setup: Arc<Setup>,
     greeting: Greeting,

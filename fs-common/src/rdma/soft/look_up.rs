@@ -1,4 +1,4 @@
-//! The look-up of machines' names: addresses for a name.
+//! Resolves names of machines to addresses.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 /// The addresses of a name, at least one.
 ///
 /// # Errors
-/// `AddrNotAvailable`, with what to do: nobody knows the name.
+/// `AddrNotAvailable`, with advice: the name is unknown.
 pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let unknown = |why: &str| {
         let text = format!(

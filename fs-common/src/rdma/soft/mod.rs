@@ -15,10 +15,10 @@
 //!   the durable RPC paper expects of future ones (section 4.1.1).
 //! * A SEND completes when the link has taken its bytes, not when the peer has acknowledged them.
 //! * Completion queues never overrun (see `cq`).
-//! * It has no shared receive queues: a receive costs memory here only once a message has come to it, and a message that finds none waits
-//!   in its own connection, which others do not feel.
-//! * Deregistering waits for what this process copies. Over `shm` the initiator is the RNIC: what a peer has begun to copy to or from memory
-//!   here it may end.
+//! * It has no shared receive queues: a receive costs memory here only once a message has come to it, and a message that finds none waits in its own
+//!   connection, which does not affect others.
+//! * Deregistering waits for copies of this process. Over `shm` the initiator is the RNIC: a copy to or from memory of this process that a peer has
+//!   begun may still end.
 
 mod arrivals;
 mod cq;
@@ -54,24 +54,24 @@ use std::sync::{Arc, Weak};
 use tcp::engine::Engine;
 use tcp::{FileTargetCell, TlsConfigs};
 
-/// Who is trusted over `tcp`, either way.
+/// The peers that are trusted over `tcp`, as clients and as servers.
 #[derive(Clone, Debug, Default)]
 pub enum TcpSecurity {
-    /// In plain, and listening on loopback only: for tests and benchmarks, whose bytes are nobody's secret.
+    /// No encryption, and listening on loopback only: for tests and benchmarks, which have no secrets.
     #[default]
     Loopback,
-    /// In plain, to and from anybody (`--insecure`).
+    /// No encryption, to and from everybody (`--insecure`).
     Insecure,
-    /// Under TLS, to and from whoever has one of these keys. The first is shown when connecting.
+    /// TLS, to and from everybody with one of these keys. The first one is shown when connecting.
     Keys(ClusterKeys),
 }
 
-/// How a software RNIC is to behave.
+/// Options of a software RNIC.
 #[derive(Clone, Debug, Default)]
 pub struct SoftOptions {
-    /// Who may be at the other end of `tcp`.
+    /// The peers that are trusted over `tcp`.
     pub tcp: TcpSecurity,
-    /// Who is connected to over `shm` and `unix`, besides root and this process's own user.
+    /// The user whose server is trusted over `shm` and `unix`, besides root and this process's own user.
     pub server_user: Option<u32>,
 }
 
@@ -109,20 +109,20 @@ struct DeviceShared {
     queues: Mutex<Vec<Weak<SoftCq>>>,
     file_target: FileTargetCell,
     engine: Mutex<Option<Arc<Engine>>>,
-    /// Clients that were let wait, or not listened to, because their peers connect often. Relaxed: for status.
+    /// Clients that had to wait, or were turned away, because their peers connect often. Relaxed: for status.
     delayed: AtomicU64,
     turned_away: AtomicU64,
     unheard: unheard::Waiting,
 }
 
 impl SoftDevice {
-    /// A software RNIC. Its one thread starts with the first `tcp` or `unix` listener and ends when the device
-    /// is dropped, and with it every connection it drives.
+    /// A software RNIC. Its one thread starts with the first `tcp` or `unix` listener. It ends when the device is dropped, and so does every
+    /// connection that it drives.
     pub fn new(options: SoftOptions) -> Arc<Self> {
         Self::holding(options, tcp::HELD_MAX_BYTES)
     }
 
-    /// As `new`; so many bytes are held for peers at most: output they do not take, packets they have not sent all of,
+    /// As `new`, with this bound on the bytes that are held for peers: output that they do not take, packets that they have not sent completely,
     /// messages without a receive.
     pub fn holding(options: SoftOptions, held_max_bytes: usize) -> Arc<Self> {
         let tcp = match &options.tcp {
@@ -166,7 +166,7 @@ impl DeviceShared {
         Ok(engine.insert(Engine::start(self.held_max_bytes)?).clone())
     }
 
-    /// This device's completion queue behind a trait object.
+    /// The software queue behind this trait object, if it belongs to this device.
     fn own_queue(&self, queue: &Arc<dyn CompletionQueue>) -> Result<Arc<SoftCq>, RdmaError> {
         let address = Arc::as_ptr(queue).cast::<()>();
         self.queues
@@ -179,7 +179,7 @@ impl DeviceShared {
             })
     }
 
-    /// Checks a queue pair's configuration and numbers it.
+    /// Checks a queue pair's configuration, and numbers the queue pair.
     fn parts(&self, registry: &Arc<Registry>, config: QpConfig) -> Result<QpParts, RdmaError> {
         for depth in [config.send_depth, config.recv_depth] {
             if depth == 0 || depth > MAX_QUEUE_DEPTH {

@@ -18,15 +18,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Largest two-sided message: the RPC layer's largest, and a durable RPC of 64 KiB with what describes it.
+/// Largest two-sided message: the RPC layer's largest, or a durable RPC of 64 KiB with its headers.
 pub(super) const MAX_MESSAGE_BYTES: u32 = 68 * 1024;
-/// Largest one-sided transfer: what FUSE asks for at most, so that buffers of a connection stay bounded by it.
+/// Largest one-sided transfer: the most that FUSE asks for, so it also bounds the buffers of a connection.
 pub(super) const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
 /// Deepest queue.
 pub(super) const MAX_QUEUE_DEPTH: u32 = 4096;
 
-/// Places taken in a queue pair's two work queues. Taken by posting, given back when the completion is polled
-/// (silent completions: when they happen).
+/// Places taken in a queue pair's two work queues. A post takes them; they are given back when the completion is polled (or, for unsignaled requests,
+/// when the request completes).
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     pub(super) sends: AtomicU32,
@@ -55,7 +55,7 @@ pub(super) struct QpCore {
     receives: Mutex<VecDeque<PostedReceive>>,
 }
 
-/// What a new queue pair needs, checked.
+/// The checked parts of a new queue pair.
 pub(super) struct QpParts {
     pub(super) number: QpNumber,
     pub(super) registry: Arc<Registry>,
@@ -88,7 +88,7 @@ impl QpCore {
         }
     }
 
-    /// Where the state machine is.
+    /// The state of the queue pair.
     pub(super) fn state(&self) -> QpState {
         match self.state.load(Ordering::Acquire) {
             state if state == QpState::Init as u8 => QpState::Init,
@@ -97,7 +97,7 @@ impl QpCore {
         }
     }
 
-    /// Moves the state machine; true if this call made the change.
+    /// Changes the state; true if this call made the change.
     pub(super) fn become_state(&self, next: QpState) -> bool {
         self.state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
@@ -121,13 +121,13 @@ impl QpCore {
         RegionOwner(self.owner.load(Ordering::Acquire))
     }
 
-    /// The completion queues, each once.
+    /// The completion queues, each only once.
     pub(super) fn queues(&self) -> impl Iterator<Item = &Arc<SoftCq>> {
         let second = (!Arc::ptr_eq(&self.send_cq, &self.recv_cq)).then_some(&self.recv_cq);
         std::iter::once(&self.send_cq).chain(second)
     }
 
-    /// Completes a send work request. Silent ones give their place back at once.
+    /// Completes a send work request. An unsignaled one gives its place back at once.
     pub(super) fn complete_send(
         &self,
         wr_id: WrId,
@@ -185,7 +185,7 @@ impl QpCore {
         for (posted, request) in requests.iter().enumerate() {
             let local = self.registry.local(request.local, true);
             let mut receives = self.receives.lock();
-            // Under the lock, so that a flush that came before is seen and one that comes after sees this.
+            // Under the lock, so that this sees an earlier flush, and a later flush sees these receives.
             let state = self.state();
             if state == QpState::Error {
                 return (Err(PostError::BadState { state }), broken);
@@ -208,12 +208,12 @@ impl QpCore {
     }
 }
 
-/// What each link does its own way.
+/// The part of a queue pair that depends on its link.
 pub(super) trait LinkQp: Pumped {
     fn core(&self) -> &QpCore;
     /// Executes or queues requests whose places are reserved, in order, and rings the doorbell once.
     fn submit(&self, requests: &[SendWr]);
-    /// Receives were posted: delivers messages that waited for them.
+    /// Delivers messages that waited for the receives that were just posted.
     fn receives_posted(&self);
     /// Goes to `Error` and flushes; `reason` is logged if it is not an orderly close.
     fn fail(&self, reason: Option<&Breach>);

@@ -1,14 +1,13 @@
 //! Registered memory of one protection domain.
 //!
 //! # How it works
-//! A registration gets one random 32-bit key that serves as lkey and rkey. Work requests and peers name memory
-//! by it; every use looks the key up here, so a key that was never given out, or whose last handle is gone,
-//! names nothing.
+//! A registration gets one random 32-bit key that serves as lkey and rkey. Work requests and peers name memory by it. Every use looks the key up
+//! here, so a key that was never given out, or whose last handle is gone, names nothing.
 //!
 //! # Invariants
 //! * Key 0 names nothing; no two live registrations share a key.
-//! * Memory is touched in a region's name only under its [`Touch`]. Deregistering waits for those that are there, and there are no more
-//!   behind it, whoever found the region before: a posted receive, a request whose reply is to come.
+//! * A region's memory is accessed only under a [`Touch`] of the region. Deregistering waits for all touches; after it there are none, even if
+//!   somebody found the region before (a posted receive, a request whose reply is still to come).
 
 use super::shm::ShmQp;
 use crate::ids::{Lkey, Rkey};
@@ -26,11 +25,11 @@ pub(super) struct Region {
     pub(super) memory: Arc<SharedMemory>,
     pub(super) access: Access,
     pub(super) persistence: Option<Arc<dyn Persistence>>,
-    /// Whether it is registered. Read-locked while its memory is touched; the last lock taken of all, and no wait under it.
+    /// Whether the region is registered. Read-locked while its memory is accessed. It is the last lock to take, and nothing waits while holding it.
     live: RwLock<bool>,
 }
 
-/// While it lives the region it is of is registered.
+/// The region stays registered while this lives.
 pub(super) struct Touch<'r> {
     _live: RwLockReadGuard<'r, bool>,
 }
@@ -42,20 +41,20 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// What its memory is touched under; `None`: it was let go of.
+    /// The right to access the memory; `None`: the region was deregistered.
     pub(super) fn touch(&self) -> Option<Touch<'_>> {
-        // Recursive: a thread may copy from a region to itself, while another waits to deregister it.
+        // Recursive: a thread may copy from a region to itself while another thread waits to deregister it.
         let live = self.live.read_recursive();
         live.then_some(()).map(|()| Touch { _live: live })
     }
 
-    /// Whether a peer can reach it at all.
+    /// Whether a peer has any right to the region.
     pub(super) fn is_remote(&self) -> bool {
         let Access { remote_read, remote_write, remote_atomic, remote_flush, .. } = self.access;
         remote_read || remote_write || remote_atomic || remote_flush
     }
 
-    /// How its ranges become persistent, as a peer that maps it must know.
+    /// How ranges become persistent, for a peer that maps the region.
     pub(super) fn kind(&self) -> PersistenceKind {
         match &self.persistence {
             None => PersistenceKind::None,
@@ -76,7 +75,7 @@ pub enum PersistenceKind {
     AtTarget,
 }
 
-/// All registrations of one protection domain, and the connections that must hear of them.
+/// All registrations of one protection domain, and the connections to which they are announced.
 #[derive(Default)]
 pub(super) struct Registry {
     regions: RwLock<HashMap<u32, Arc<Region>>>,
@@ -115,7 +114,7 @@ impl Registry {
         SoftRegion { registry: self.clone(), region }
     }
 
-    /// Exports a window to who connects from now on.
+    /// Exports a window to peers that connect from now on.
     pub(super) fn export(&self, id: WindowId, memory: Arc<SharedMemory>) {
         self.windows.write().insert(id as u32, memory);
     }
@@ -126,7 +125,7 @@ impl Registry {
         WindowId::ALL.map(|id| windows.get(&(id as u32)).cloned())
     }
 
-    /// Adds a connection that hears of every region, those that exist first.
+    /// Adds a connection to which every region is announced, beginning with those that exist.
     pub(super) fn add_connection(&self, connection: &Arc<ShmQp>) {
         let mut connections = self.connections.lock();
         connections.retain(|known| known.strong_count() > 0);
@@ -159,7 +158,7 @@ impl Registry {
         Ok(LocalRange { region: Some(region), offset: sge.offset as usize, len: sge.len as usize })
     }
 
-    /// Checks what a peer asks of our memory.
+    /// Checks a peer's access to memory here.
     pub(super) fn remote(
         &self,
         key: u64,
@@ -174,7 +173,7 @@ impl Registry {
     }
 }
 
-/// What a one-sided request needs of its target.
+/// What a one-sided request does to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     Read,
@@ -184,7 +183,7 @@ pub(super) enum Need {
 }
 
 impl Need {
-    /// Key holder's rights, range and alignment; the one place where they are checked, for every link.
+    /// Checks a key's rights, the range and the alignment. Every link checks them only here.
     pub(super) fn check(
         self,
         access: Access,
@@ -208,7 +207,7 @@ impl Need {
     }
 }
 
-/// A checked local range; it keeps its region mapped, and not registered.
+/// A checked local range. It keeps its region mapped, but not registered.
 #[derive(Clone, Debug)]
 pub(super) struct LocalRange {
     region: Option<Arc<Region>>,
@@ -216,17 +215,17 @@ pub(super) struct LocalRange {
     pub(super) len: usize,
 }
 
-/// A local range whose region is registered while this lives.
+/// A local range whose region stays registered while this lives.
 pub(super) struct Held<'r> {
     range: &'r LocalRange,
     _touch: Option<Touch<'r>>,
 }
 
 impl LocalRange {
-    /// To touch its memory.
+    /// Gives the right to access the memory.
     ///
     /// # Errors
-    /// `LocalProtection`: it was let go of.
+    /// `LocalProtection`: the region was deregistered.
     pub(super) fn hold(&self) -> Result<Held<'_>, WcStatus> {
         let touch = match &self.region {
             Some(region) => Some(region.touch().ok_or(WcStatus::LocalProtection)?),
@@ -237,7 +236,7 @@ impl LocalRange {
 }
 
 impl Held<'_> {
-    /// The memory and the offset in it; nothing for an empty range.
+    /// The memory and the offset in it; `None` for an empty range.
     pub(super) fn place(&self) -> Option<(&SharedMemory, usize)> {
         self.range.region.as_ref().map(|region| (&*region.memory, self.range.offset))
     }
@@ -250,7 +249,7 @@ impl Held<'_> {
         }
     }
 
-    /// Copies bytes in at the start; they fit.
+    /// Copies bytes to the start of the range, into which they must fit.
     pub(super) fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.range.len, "checked against the local range before");
         if let Some((memory, offset)) = self.place() {
@@ -259,7 +258,7 @@ impl Held<'_> {
     }
 }
 
-/// The handle a registration gives; deregisters when dropped.
+/// The handle of a registration; deregisters when dropped.
 pub(super) struct SoftRegion {
     registry: Arc<Registry>,
     region: Arc<Region>,
@@ -286,7 +285,7 @@ impl MemoryRegion for SoftRegion {
 impl Drop for SoftRegion {
     fn drop(&mut self) {
         self.registry.regions.write().remove(&self.region.key);
-        // Waits for copies under way.
+        // Waits for copies that are under way.
         *self.region.live.write() = false;
         if self.region.is_remote() {
             for connection in self.registry.connections.lock().iter().filter_map(Weak::upgrade) {

@@ -1,16 +1,15 @@
-//! Clients that have connected and not said hello: the place where they wait, and the choice of the one that goes when there are too
-//! many.
+//! Clients that have connected and not said hello: the place where they wait, and the choice of the client to drop when there are too many.
 //!
 //! There are two crowds, so that a client that has proven something never gives way to one that has not:
 //!
-//! | crowd | its clients | goes when it is full |
+//! | crowd | its clients | client to drop when it is full |
 //! |---|---|---|
 //! | strangers | over `tcp` with keys, before their first words prove one | the oldest of the address that has most |
 //! | known | all others: a user, a key, and over `--insecure` an address | the oldest of the peer that has most |
 //!
-//! A stranger proves its key with its first words, which come as soon as it is connected; a silent client may go as soon as others
-//! come. The rest of a handshake takes two round trips; a client without a key cannot take its place. At most `UNHEARD_OF_PEER_MAX`
-//! clients of one known peer wait, and they are listened to at its rate (`arrivals`).
+//! A stranger proves its key with its first words, which come as soon as it is connected; a silent client may be dropped as soon as others come. The
+//! rest of a handshake takes two round trips, in which a client without a key cannot take its place. At most `UNHEARD_OF_PEER_MAX` clients of one
+//! known peer wait, and they are listened to at its rate (`arrivals`).
 
 use super::arrivals::{Arrivals, UNHEARD_OF_PEER_MAX};
 use super::listen::Greeting;
@@ -22,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Clients of a crowd.
+/// Most clients of a crowd.
 pub(super) const UNHEARD_MAX: usize = 512;
 
 /// A client that has not said hello.
@@ -30,19 +29,19 @@ pub(super) struct Client {
     pub(super) peer: PeerIdentity,
     pub(super) key: PeerKey,
     pub(super) greeting: Greeting,
-    /// When it is listened to, and until when.
+    /// The time from which on it is listened to, and the time at which it is dropped.
     pub(super) due: Instant,
     deadline: Instant,
 }
 
 impl Client {
-    /// One that is listened to from `due` on.
+    /// A client that is listened to from `due` on.
     pub(super) fn new(peer: PeerIdentity, key: PeerKey, greeting: Greeting, due: Instant) -> Self {
         Self { peer, key, greeting, due, deadline: due + HELLO_WAIT }
     }
 }
 
-/// How many wait in each crowd, at all listeners of a device. Relaxed: for status.
+/// The number of clients in each crowd, at all listeners of a device. Relaxed: for status.
 #[derive(Default)]
 pub(super) struct Waiting {
     pub(super) strangers: Arc<AtomicUsize>,
@@ -54,7 +53,7 @@ pub(super) struct Waiting {
 pub(super) struct Crowd {
     clients: VecDeque<Client>,
     of_peer: HashMap<PeerKey, usize>,
-    /// As many as `clients`, together with other listeners'. Moved with `of_peer`.
+    /// The number of `clients`, summed with those of other listeners. Changed together with `of_peer`.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -71,7 +70,7 @@ impl Crowd {
         self.of_peer.get(key).copied().unwrap_or(0)
     }
 
-    /// Adds one; the oldest of the peer that has most goes for it if need be.
+    /// Adds a client. In a full crowd the oldest client of the peer that has most makes room for it, and is returned.
     #[must_use]
     pub(super) fn add(&mut self, client: Client) -> Option<Client> {
         let gone = if self.clients.len() < UNHEARD_MAX {
@@ -102,7 +101,7 @@ impl Crowd {
         }
     }
 
-    /// Lets `act` have those of whom something `is_due`, in their order: `None` takes one out.
+    /// Passes the clients for which something `is_due` to `act`, in order. `act` returns a client that stays, or `None`.
     pub(super) fn visit(
         &mut self,
         mut is_due: impl FnMut(usize, &Client) -> bool,
@@ -121,20 +120,20 @@ impl Crowd {
         }
     }
 
-    /// Those whose time is over go.
+    /// Drops the clients whose time is over.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.clients.iter().any(|client| client.deadline <= now) {
             self.visit(|_, client| client.deadline <= now, |_| None);
         }
     }
 
-    /// When something is to be done about one of them.
+    /// The next time at which a client's turn or end is due.
     fn next_due(&self, now: Instant) -> Option<Instant> {
         self.clients.iter().map(|client| if client.due > now { client.due } else { client.deadline }).min()
     }
 
-    /// Whether one more of a peer may wait. If need be the oldest goes that was listened to and said nothing; those whose time has
-    /// not come stay, or a peer that connects without end would keep even its own from being heard.
+    /// Whether one more client of a peer may wait. If need be, the oldest that was listened to and said nothing is dropped. Those whose turn has not
+    /// come stay, or a peer that connects again and again would keep even its own clients from being heard.
     fn has_room_for(&mut self, key: &PeerKey, now: Instant) -> bool {
         if self.of_peer(key) < UNHEARD_OF_PEER_MAX {
             return true;
@@ -150,7 +149,7 @@ impl Drop for Crowd {
     }
 }
 
-/// All of a listener.
+/// All clients of a listener that have not said hello.
 pub(super) struct Unheard {
     pub(super) strangers: Crowd,
     pub(super) known: Crowd,
@@ -166,7 +165,7 @@ impl Unheard {
         }
     }
 
-    /// When one more of a known peer is listened to; `None`: too many of it wait already.
+    /// The time from which on one more client of a known peer is listened to; `None`: too many of that peer wait already.
     pub(super) fn due(&mut self, key: &PeerKey, is_administrator: bool, now: Instant) -> Option<Instant> {
         if is_administrator {
             return Some(now);
@@ -174,7 +173,7 @@ impl Unheard {
         self.known.has_room_for(key, now).then(|| self.arrivals.due(key, now))
     }
 
-    /// When something is to be done about somebody.
+    /// The next time at which something is due for any client.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         [&self.strangers, &self.known].into_iter().filter_map(|crowd| crowd.next_due(now)).min()
     }
@@ -205,7 +204,7 @@ mod tests {
             };
             assert!(crowd.add(client(from, now)).is_none());
         }
-        // Until it has no more than anybody else: then it is the oldest of all.
+        // Until that peer has no more clients than others: then the oldest of all is dropped.
         for number in 0..UNHEARD_MAX / 2 - 1 {
             let gone = crowd.add(client([10, 2, (number / 250) as u8, (number % 250) as u8], now));
             assert_eq!(gone.expect("it is full").key, client([10, 0, 0, 1], now).key, "{number}");

@@ -1,29 +1,30 @@
 //! Events of connections, and who they are for: one thread of a device takes them from librdmacm and hands each to whoever sets a
 //! connection up, listens, or has the queue pair. It never waits for any of them. Every two seconds it has each queue pair look whether its
-//! peer is still there.
+//! peer is still there, and looks at the port itself: so nobody else waits for the driver's figures.
 
+use super::ends::{ENDING_PAUSE, Ending};
 use super::listen::Shared as ListenerShared;
+use super::port::LastLook;
 use super::queue::VerbsQp;
 use super::sys::{Channel, Event, Happened};
-use super::{ENDING_MAX, ENDING_PAUSE};
 use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often peers of queue pairs that only wait are looked for. What is lost is found out this much and the RNIC's retries later.
+/// Interval of the checks of peers, for queue pairs that only wait. A lost peer is noticed after this time and the RNIC's retries.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long the last user of a device waits for the ends of its connections, which take a millisecond each or, where the kernel hangs, for ever.
+/// How long the last user of a device waits for the ends of its connections. They take a millisecond each, or for ever if the kernel hangs.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// Events of a connection that is being set up.
+/// Events of one connection that is being set up.
 #[derive(Default)]
 pub(super) struct Setup {
     events: Mutex<VecDeque<Event>>,
@@ -31,7 +32,7 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// The next one; `None`: none came in time.
+    /// The next event; `None`: none came until the deadline.
     pub(super) fn next(&self, deadline: Instant) -> Option<Event> {
         let mut events = self.events.lock();
         loop {
@@ -45,7 +46,7 @@ impl Setup {
     }
 }
 
-/// Who hears of an identifier.
+/// The receiver of an identifier's events.
 enum Ear {
     Setup(Arc<Setup>),
     Listener(Weak<ListenerShared>),
@@ -54,31 +55,32 @@ enum Ear {
 
 type Ears = Mutex<HashMap<usize, Ear>>;
 
-/// See the module.
+/// The thread that takes events, and their receivers. See the module.
 pub(super) struct Events {
     channel: Arc<Channel>,
     ears: Arc<Ears>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     /// Identifiers that the device's channels have not come to an end with.
-    ending: Arc<AtomicUsize>,
+    ending: Arc<Ending>,
     /// That there are. Relaxed, as the next: figures.
     pub(super) queue_pairs: AtomicU64,
-    /// Of the connection that was made last; 0: not known.
+    /// The path MTU of the connection that was made last; 0: not known.
     pub(super) path_mtu_bytes: AtomicU32,
 }
 
 impl Events {
-    /// `ending`: see [`Channel::new`].
-    pub(super) fn start(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+    /// `ending`: see [`Channel::new`]. `port` is looked at.
+    pub(super) fn start(ending: &Arc<Ending>, port: &Arc<LastLook>) -> io::Result<Arc<Self>> {
         let channel = Channel::new(ending)?;
         let ears: Arc<Ears> = Arc::default();
         let stop = Arc::new(new_eventfd()?);
         let thread = {
-            let (channel, ears, stop, ending) = (channel.clone(), ears.clone(), stop.clone(), ending.clone());
+            let (channel, ears, stop) = (channel.clone(), ears.clone(), stop.clone());
+            let (ending, port) = (ending.clone(), port.clone());
             std::thread::Builder::new()
                 .name("rdma-events".to_owned())
-                .spawn(move || run(&channel, &ears, &stop, &ending))?
+                .spawn(move || run(&channel, &ears, &stop, &ending, &port))?
         };
         Ok(Arc::new(Self {
             channel,
@@ -91,24 +93,24 @@ impl Events {
         }))
     }
 
-    /// Where identifiers are made for.
+    /// The channel for which identifiers are made.
     pub(super) fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }
 
-    /// Events of this identifier wait to be asked for.
+    /// Collects the events of this identifier until they are taken.
     pub(super) fn set_up(&self, id: usize) -> Arc<Setup> {
         let setup = Arc::new(Setup::default());
         self.ears.lock().insert(id, Ear::Setup(setup.clone()));
         setup
     }
 
-    /// Events of this identifier are this listener's.
+    /// Passes the events of this identifier to a listener.
     pub(super) fn listens(&self, id: usize, listener: &Arc<ListenerShared>) {
         self.ears.lock().insert(id, Ear::Listener(Arc::downgrade(listener)));
     }
 
-    /// Events of this identifier are this queue pair's from now on; what came before is looked at.
+    /// From now on passes the events of this identifier to a queue pair, beginning with those that have come already.
     pub(super) fn connected(&self, id: usize, qp: &Arc<VerbsQp>) {
         let before = self.ears.lock().insert(id, Ear::Connected(Arc::downgrade(qp)));
         if let Some(Ear::Setup(setup)) = before {
@@ -118,7 +120,7 @@ impl Events {
         }
     }
 
-    /// Nobody hears of this identifier any more.
+    /// Passes the events of this identifier to nobody any more.
     pub(super) fn forget(&self, id: usize) {
         self.ears.lock().remove(&id);
     }
@@ -128,7 +130,7 @@ impl Drop for Events {
     fn drop(&mut self) {
         ring_eventfd(&self.stop);
         if let Some(thread) = self.thread.take()
-            // The last queue pair may have gone with an event.
+            // An event may have dropped the last queue pair, so that this runs on the thread itself.
             && thread.thread().id() != std::thread::current().id()
             && thread.join().is_err()
         {
@@ -136,7 +138,7 @@ impl Drop for Events {
         }
         // The process may be about to end, and librdmacm with it.
         let until = Instant::now() + END_WAIT;
-        while self.ending.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+        while self.ending.count() > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -148,28 +150,28 @@ fn tell(qp: &VerbsQp, event: &Event) {
     }
 }
 
-/// Looks whether the peers of queue pairs that only wait are still there: an RNIC notices only for what it sends.
+/// Lets queue pairs that only wait check whether their peers are still there: an RNIC notices that only when it sends.
 fn probe_all(ears: &Ears) {
     let connected = |ear: &Ear| match ear {
         Ear::Connected(qp) => qp.upgrade(),
         _ => None,
     };
-    // Not with the lock: the last reference may end here, and asks to be forgotten.
+    // Without the lock: a last reference may be dropped here, which locks it to forget the identifier.
     let all: Vec<_> = ears.lock().values().filter_map(connected).collect();
     for qp in all {
         qp.probe();
     }
 }
 
-fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize) {
+fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &Ending, port: &LastLook) {
     let mut probed = Instant::now();
     loop {
         if probed.elapsed() >= PROBE_INTERVAL {
             probe_all(ears);
+            port.again();
             probed = Instant::now();
         }
-        // Peers that ask faster than their connections come to an end wait in the kernel, whose backlog is bounded.
-        let is_behind = ending.load(Ordering::Relaxed) >= ENDING_MAX;
+        let is_behind = ending.is_full();
         let listened = if is_behind { PollFlags::empty() } else { PollFlags::IN };
         let mut fds =
             [PollFd::from_borrowed_fd(channel.event_fd(), listened), PollFd::new(stop, PollFlags::IN)];
@@ -182,11 +184,17 @@ fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize
         if !fds[1].revents().is_empty() {
             return;
         }
-        while ending.load(Ordering::Relaxed) < ENDING_MAX
-            && let Some(event) = channel.next()
-        {
-            hand_on(ears, event);
-        }
+        take_events(ending, || channel.next(), |event| hand_on(ears, event));
+    }
+}
+
+/// Takes events while few connections that are over are left to the kernel: peers that ask faster than those come to an end wait in the kernel, whose
+/// backlog is bounded.
+fn take_events<T>(ending: &Ending, mut next: impl FnMut() -> Option<T>, mut hand_on: impl FnMut(T)) {
+    while !ending.is_full()
+        && let Some(event) = next()
+    {
+        hand_on(event);
     }
 }
 
@@ -197,7 +205,7 @@ fn hand_on(ears: &Ears, event: Event) {
             setup.events.lock().push_back(event);
             setup.came.notify_all();
         }
-        // Neither is told with the lock: what they do ends with identifiers that are forgotten here.
+        // Neither receiver is called with the lock held: they may drop identifiers, which locks it to forget them.
         Some(Ear::Listener(listener)) => {
             let listener = listener.upgrade();
             drop(known);
@@ -212,7 +220,40 @@ fn hand_on(ears: &Ears, event: Event) {
                 tell(&qp, &event);
             }
         }
-        // Who asks a listener that is gone is refused by its identifier's end.
+        // The listener is gone: destroying the identifier refuses the client.
         None => drop(known),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ends::ENDING_MAX;
+    use super::*;
+
+    #[test]
+    fn events_wait_while_many_connections_come_to_no_end() {
+        let ending = Ending::default();
+        // Peers that are refused: the end of each waits for the kernel.
+        let (mut asking, mut heard) = (0..3 * ENDING_MAX, 0);
+        let mut take = || {
+            take_events(
+                &ending,
+                || asking.next(),
+                |_| {
+                    heard += 1;
+                    ending.begin();
+                },
+            );
+            heard
+        };
+        assert_eq!(take(), ENDING_MAX);
+        assert_eq!(take(), ENDING_MAX, "the kernel has let go of none");
+        ending.end();
+        ending.end();
+        assert_eq!(take(), ENDING_MAX + 2);
+        (0..ENDING_MAX).for_each(|_| ending.end());
+        assert_eq!(take(), 2 * ENDING_MAX + 2);
+        (0..ENDING_MAX).for_each(|_| ending.end());
+        assert_eq!(take(), 3 * ENDING_MAX, "nobody else asks");
     }
 }

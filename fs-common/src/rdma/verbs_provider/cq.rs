@@ -1,13 +1,13 @@
 //! Completion queues over libibverbs.
 //!
 //! # How it works
-//! The RNIC's completion names a queue pair and a sequence number; the queue pair's own list says what the user posted (`queue`), because the
-//! RNIC tells nothing of a request that failed but its number. Completions wait in a list of this queue between the RNIC and
-//! whoever polls: arming must look into the RNIC once more, and what it finds there belongs to the next poll. One that waits keeps its
-//! place in its queue pair, so that the list is no longer than the queues that complete into it are deep.
+//! The RNIC's completion names a queue pair and a sequence number. The queue pair's own list says what the user posted (`queue`), because for a
+//! failed request the RNIC tells only its number. Completions wait in a list of this queue between the RNIC and the poller: arming must look into the
+//! RNIC once more, and completions that it finds belong to the next poll. A waiting completion keeps its place in its queue pair, so the list is no
+//! longer than the depths of all queues that complete into it.
 //!
-//! An RNIC breaks a completion queue that overflows, and every queue pair of it. So the RNIC's queue is as deep as the queue pairs that
-//! complete into it together ([`VerbsCq::promise`]), and grows with them.
+//! An RNIC breaks a completion queue that overflows, and with it every queue pair that uses it. So the RNIC's queue is as deep as all these queue
+//! pairs together ([`VerbsCq::promise`]), and grows with them.
 //!
 //! Waiting spins for as long as the budget says ([`SpinBudget`]), then arms the queue and sleeps on one descriptor for both reasons to
 //! wake up: a completion, and a queue pair that broke.
@@ -33,18 +33,38 @@ use std::time::{Duration, Instant};
 /// A completion that nobody has polled yet.
 pub(super) struct Waiting {
     pub(super) completion: Completion,
-    /// Counts those of its queue that wait; none for one that has no place there.
+    /// The count of waiting completions of its queue; `None`: it has no place there.
     pub(super) unpolled: Option<Arc<AtomicU32>>,
 }
 
-/// Completions that can come before somebody polls.
+/// Places for completions that come before somebody polls.
 struct Places {
-    /// Of all queue pairs that are there.
+    /// The sum of all live queue pairs.
     promised: u32,
-    /// Room at the RNIC.
+    /// The room of the RNIC's queue.
     size: u32,
-    /// The RNIC's most.
+    /// The RNIC's largest queue.
     most: u32,
+}
+
+impl Places {
+    /// Of a queue that is asked to hold `depth`. One place more: a queue pair's look for its peer takes one, and some RNICs cannot lengthen a queue.
+    fn new(depth: u32, most: u32) -> Self {
+        Self { promised: 0, size: depth.saturating_add(1).clamp(1, most), most }
+    }
+
+    /// How long the queue has to be for `count` more, if it is not.
+    ///
+    /// # Errors
+    /// How many would be promised: more than the RNIC's most.
+    fn lengthened_for(&self, count: u32) -> Result<Option<u32>, u32> {
+        let promised = self.promised.saturating_add(count);
+        if promised > self.most {
+            return Err(promised);
+        }
+        // Twice: a queue pair that is gone leaves what was flushed behind it, until somebody polls.
+        Ok((promised > self.size).then(|| promised.saturating_mul(2).min(self.most)))
+    }
 }
 
 /// See [`VerbsCq::promise`].
@@ -65,29 +85,28 @@ impl Drop for Promise {
     }
 }
 
-/// See the module.
+/// A completion queue; see the module.
 pub(super) struct VerbsCq {
     pub(super) raw: Arc<sys::Cq>,
     places: Mutex<Places>,
-    /// By the RNIC's numbers, with ours.
+    /// By the RNIC's number of the queue pair: this side's number, and the queue pair.
     queue_pairs: RwLock<HashMap<u32, (QpNumber, Weak<VerbsQp>)>>,
-    /// By their numbers.
+    /// Shared receive queues by their numbers.
     shared: RwLock<HashMap<u32, Weak<VerbsSrq>>>,
-    /// Taken from the RNIC and not polled yet. Held while the RNIC is asked, so that completions stay in order.
+    /// Completions taken from the RNIC and not polled yet. Locked while the RNIC is polled, so that they stay in order.
     waiting: Mutex<VecDeque<Waiting>>,
     /// Rung when a queue pair broke.
     broke: OwnedFd,
-    /// Both descriptors.
+    /// Polls both descriptors.
     events: OwnedFd,
     budget: SpinBudget,
 }
 
 impl VerbsCq {
-    /// At most `most` completions fit a queue of this RNIC.
+    /// `most` is the most completions of a queue of this RNIC.
     pub(super) fn new(context: sys::Context, depth: u32, most: u32) -> io::Result<Self> {
-        // One place more than asked for: a queue pair's look for its peer takes one, and some RNICs cannot lengthen a queue.
-        let depth = depth.saturating_add(1).clamp(1, most);
-        let raw = Arc::new(sys::Cq::new(context, depth)?);
+        let places = Places::new(depth, most);
+        let raw = Arc::new(sys::Cq::new(context, places.size)?);
         let broke = new_eventfd()?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [raw.event_fd(), broke.as_fd()] {
@@ -95,7 +114,7 @@ impl VerbsCq {
         }
         Ok(Self {
             raw,
-            places: Mutex::new(Places { promised: 0, size: depth, most }),
+            places: Mutex::new(places),
             queue_pairs: RwLock::default(),
             shared: RwLock::default(),
             waiting: Mutex::default(),
@@ -105,55 +124,52 @@ impl VerbsCq {
         })
     }
 
-    /// Room for the completions of one queue of a queue pair, as long as the answer lives.
+    /// Room for the completions of one queue of a queue pair, as long as the returned value lives.
     ///
     /// # Errors
-    /// The RNIC has no queue as long as that.
+    /// The RNIC has no queue of that length.
     pub(super) fn promise(self: &Arc<Self>, count: u32) -> io::Result<Promise> {
         let mut places = self.places.lock();
-        let promised = places.promised.saturating_add(count);
-        if promised > places.most {
-            return Err(io::Error::other(format!(
+        let longer = places.lengthened_for(count).map_err(|promised| {
+            io::Error::other(format!(
                 "a completion queue of this RNIC holds {}, and {promised} could come: serve with more --workers, or mount fewer times",
                 places.most
-            )));
-        }
-        if promised > places.size {
-            // Twice: a queue pair that is gone leaves what was flushed behind it, until somebody polls.
-            let size = promised.saturating_mul(2).min(places.most);
+            ))
+        })?;
+        if let Some(size) = longer {
             self.raw.resize(size)?;
             places.size = size;
         }
-        places.promised = promised;
+        places.promised += count;
         Ok(Promise { queue: self.clone(), count })
     }
 
-    /// Completions of this queue pair come here from now on.
+    /// Adds a queue pair whose completions come here.
     pub(super) fn add(&self, raw_number: u32, number: QpNumber, qp: &Arc<VerbsQp>) {
         let mut known = self.queue_pairs.write();
         known.retain(|_, (_, qp)| qp.strong_count() > 0);
         known.insert(raw_number, (number, Arc::downgrade(qp)));
     }
 
-    /// Receives of this queue complete here from now on, too.
+    /// Adds a shared receive queue whose receives complete here.
     pub(super) fn add_shared(&self, queue: &Arc<VerbsSrq>) {
         let mut known = self.shared.write();
         known.retain(|_, queue| queue.strong_count() > 0);
         known.insert(queue.number(), Arc::downgrade(queue));
     }
 
-    /// A completion of a queue pair that is gone. Nobody would want it, but for the receive that it gives back.
+    /// Takes a completion of a queue pair that is gone. It matters only if it gives back a shared receive.
     fn give_back(&self, wr_id: u64, qp: QpNumber, waiting: &mut VecDeque<Waiting>) {
         let queue = queue_of(wr_id).and_then(|number| self.shared.read().get(&number)?.upgrade());
         waiting.extend(queue.and_then(|queue| queue.give_back(wr_id, qp)));
     }
 
-    /// Wakes whoever waits: a queue pair broke.
+    /// Wakes waiting threads: a queue pair broke.
     pub(super) fn wake(&self) {
         ring_eventfd(&self.broke);
     }
 
-    /// Takes what the RNIC has.
+    /// Takes all completions that the RNIC has.
     pub(super) fn collect(&self, waiting: &mut VecDeque<Waiting>) {
         let mut broken = Vec::new();
         let known = self.queue_pairs.read();
@@ -175,12 +191,12 @@ impl VerbsCq {
         }
     }
 
-    /// Takes what the RNIC has, so that the places of requests whose completions nobody asked for become free.
+    /// Takes all completions that the RNIC has, which frees the places of unsignaled requests.
     pub(super) fn make_room(&self) {
         self.collect(&mut self.waiting.lock());
     }
 
-    /// As `make_room`, unless somebody is at it.
+    /// As `make_room`, unless another thread is doing it.
     pub(super) fn take_what_is_there(&self) {
         if let Some(mut waiting) = self.waiting.try_lock() {
             self.collect(&mut waiting);
@@ -188,7 +204,7 @@ impl VerbsCq {
         self.wake();
     }
 
-    /// Adds completions that the RNIC knows nothing of.
+    /// Adds completions that do not come from the RNIC.
     pub(super) fn put(&self, completions: impl Iterator<Item = Completion>) {
         self.waiting.lock().extend(completions.map(|completion| Waiting { completion, unpolled: None }));
         self.wake();
@@ -261,5 +277,31 @@ impl CompletionQueue for VerbsCq {
             self.take_event();
         }
         self.budget.waited(start.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_as_long_as_its_one_queue_pair_wishes_is_not_lengthened() {
+        let (send_depth, recv_depth) = (12, 4);
+        let mut places = Places::new(send_depth + recv_depth, 1000);
+        // The look for the peer is sent by nobody who made the queue.
+        for count in [send_depth + 1, recv_depth] {
+            assert_eq!(places.lengthened_for(count), Ok(None));
+            places.promised += count;
+        }
+        assert_eq!(places.lengthened_for(1), Ok(Some(36)), "for another queue pair it is");
+    }
+
+    #[test]
+    fn no_more_is_promised_than_the_rnic_has() {
+        let places = Places::new(u32::MAX, 1000);
+        assert_eq!(places.size, 1000);
+        assert_eq!((places.lengthened_for(1000), places.lengthened_for(1001)), (Ok(None), Err(1001)));
+        let places = Places::new(10, 1000);
+        assert_eq!(places.lengthened_for(900), Ok(Some(1000)), "twice, and not beyond the most");
     }
 }

@@ -25,15 +25,15 @@ use std::sync::Arc;
 
 use std::time::{Duration, Instant};
 
-/// A key's challenge and its answer; and once more, for two who asked within a millisecond, and for a challenge that grew old.
+/// A challenge and its answer, and two more: for two clients that ask within a millisecond, and for a challenge that grew too old.
 const ATTEMPTS: usize = 4;
 
-/// See the module.
+/// A protection domain; see the module.
 #[derive(Clone)]
 pub(super) struct VerbsPd {
     device: Arc<Shared>,
     pd: Arc<Pd>,
-    /// Where bytes land that are READ instead of a FLUSH: see `queue`.
+    /// Memory for the byte of a READ that takes the place of a FLUSH: see `queue`.
     landing: Arc<Mr>,
     regions: Arc<Regions>,
 }
@@ -62,7 +62,7 @@ impl VerbsPd {
         queue.map_err(|_| RdmaError::Unsupported("the shared receives belong to another device".to_owned()))
     }
 
-    /// Gives an identifier its queue pair.
+    /// Makes the queue pair of an identifier.
     pub(super) fn make_qp(
         &self,
         mut id: Id,
@@ -84,7 +84,7 @@ impl VerbsPd {
         let wanted = Capacities { send_depth: config.send_depth, recv_depth, max_inline: config.max_inline };
         let failed =
             |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
-        // One place more for the look for the peer, which is none of the user's.
+        // One place more, for the check of the peer, which takes none of the user's.
         let raw_wanted = Capacities { send_depth: wanted.send_depth + 1, ..wanted };
         let promises = [
             queues[0].promise(raw_wanted.send_depth).map_err(failed)?,
@@ -116,7 +116,7 @@ impl VerbsPd {
         Ok((VerbsQp::new(parts), events))
     }
 
-    /// One attempt to connect. `Err(Again)`: with this request.
+    /// Tries to connect once. `Err(Again)`: try again with this request.
     fn try_connect(
         &self,
         endpoint: &Endpoint,
@@ -208,7 +208,7 @@ impl VerbsPd {
     }
 }
 
-/// Why an attempt brought no connection.
+/// Why an attempt made no connection.
 enum NotConnected {
     Again(Ask),
     Failed(RdmaError),
@@ -220,7 +220,7 @@ impl From<RdmaError> for NotConnected {
     }
 }
 
-/// Has events of an identifier forgotten that came to nothing.
+/// On drop, forgets the identifier of an attempt that failed.
 struct Forget<'e>(&'e Events, usize);
 
 impl Drop for Forget<'_> {
@@ -230,7 +230,7 @@ impl Drop for Forget<'_> {
 }
 
 impl VerbsPd {
-    /// Registers memory, with FLUSH to persistence or without.
+    /// Registers memory, with exactly this reach of FLUSH.
     fn register_to(
         &self,
         memory: &Arc<SharedMemory>,
@@ -282,7 +282,8 @@ impl VerbsPd {
         let can = self.device.abilities().as_target;
         let reach = if access.remote_flush { wanted.min(can) } else { FlushReach::None };
         let registered = match self.register_to(&memory, access, reach) {
-            // No persistent memory as far as the RNIC can tell (rdma_rxe says so for all that is none): the receiver's processor has to do it.
+            // The RNIC refuses this memory as not persistent (as rdma_rxe does with all but persistent memory): then the receiver's processor has to
+            // flush.
             Err(error) if reach == FlushReach::Persistence => {
                 tracing::debug!(%error, "memory is registered without FLUSH to persistence");
                 self.register_to(&memory, access, FlushReach::Visibility)
@@ -307,7 +308,7 @@ impl ProtectionDomain for VerbsPd {
         self.register_upto(memory, access, FlushReach::Visibility)
     }
 
-    /// An RNIC's FLUSH reaches memory and no further: what takes a sync to be persistent is flushed to visibility.
+    /// An RNIC's FLUSH reaches memory and no further: memory that needs a sync to be persistent is flushed to visibility only.
     fn register_persistent(
         &self,
         memory: Arc<SharedMemory>,
@@ -335,12 +336,12 @@ impl ProtectionDomain for VerbsPd {
         Ok(Arc::new(queue))
     }
 
-    /// Nothing is mapped by this link: whoever may read windows is told their keys.
+    /// This link maps nothing: peers that may read windows are told their keys.
     fn export_window(&self, _id: WindowId, _memory: Arc<SharedMemory>) {}
 
     fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError> {
         let address = address_of(endpoint)?;
-        // Before anybody is asked.
+        // Checked before any message is sent.
         self.queue(options.qp.send_cq.clone())?;
         self.queue(options.qp.recv_cq.clone())?;
         let deadline = Instant::now() + options.timeout;

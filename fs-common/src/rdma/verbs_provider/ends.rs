@@ -1,10 +1,12 @@
-//! The ends of connections: a thread that destroys their identifiers, so that nobody waits for it who has a deadline.
+//! The ends of connections: a thread destroys their identifiers, so that no thread with a deadline waits for that.
 //!
-//! Destroying an identifier waits in the kernel for what the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that wait.
+//! Destroying an identifier waits in the kernel for messages that the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that
+//! wait.
 //!
 //! # Failure
-//! A destroy that hangs keeps the thread, and later ones wait there. They are counted: with too many of them no connection is made
-//! (`Shared::few_ending`), and no event of a connection is taken (`cm`), so that peers cannot make more. The process can be killed, but is not gone before the kernel lets go.
+//! A destroy that hangs keeps the thread, and later ones wait there. They are counted ([`Ending`]): with too many of them no connection is made,
+//! and no event of a connection is taken (`cm`), so that peers cannot make more. The process can be killed, but is not gone before the kernel
+//! lets go.
 
 use super::sys::Channel;
 use rdma_sys as ffi;
@@ -12,11 +14,52 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// Connections that are over and that the kernel has not let go of: with so many its connection manager does not come to an end with any.
+/// Healthy, it takes a millisecond for each.
+pub(super) const ENDING_MAX: usize = 64;
+/// Between two looks how many there are.
+pub(super) const ENDING_PAUSE: Duration = Duration::from_millis(5);
+
+/// Identifiers that the channels of a device have not come to an end with. Relaxed: a figure.
+#[derive(Default)]
+pub(super) struct Ending(AtomicUsize);
+
+impl Ending {
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing may be begun that has such an end.
+    pub(super) fn is_full(&self) -> bool {
+        self.count() >= ENDING_MAX
+    }
+
+    /// Waits until it is not full; `false`: it was until the deadline.
+    pub(super) fn has_room(&self, deadline: Instant) -> bool {
+        while self.is_full() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(ENDING_PAUSE);
+        }
+        true
+    }
+
+    pub(super) fn begin(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn end(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// An identifier whose queue pair is gone.
 struct Remains {
     raw: NonNull<ffi::rdma_cm_id>,
-    /// The identifier goes before its channel.
+    /// Dropped after the identifier.
     _channel: Arc<Channel>,
 }
 
@@ -30,34 +73,54 @@ impl Drop for Remains {
     }
 }
 
-/// See the module.
+/// The thread that destroys identifiers; see the module.
 pub(super) struct Ends {
     to_thread: mpsc::Sender<Remains>,
-    /// Handed to such threads, and not gone yet. Relaxed: a figure.
-    ending: Arc<AtomicUsize>,
+    /// Handed to such threads, and not gone yet.
+    ending: Arc<Ending>,
 }
 
 impl Ends {
     /// Starts the thread of a channel; `ending` counts what its device's channels have not come to an end with.
-    pub(super) fn start(ending: &Arc<AtomicUsize>) -> io::Result<Self> {
+    pub(super) fn start(ending: &Arc<Ending>) -> io::Result<Self> {
         let (to_thread, remains) = mpsc::channel::<Remains>();
         let left = ending.clone();
-        // Ends with the channel, whose last owner may be an identifier in here. Nobody joins it.
+        // The thread ends with the channel, whose last owner may be an identifier in here. So nobody joins it.
         std::thread::Builder::new().name("rdma-ends".to_owned()).spawn(move || {
             while let Ok(one) = remains.recv() {
                 drop(one);
-                left.fetch_sub(1, Ordering::Relaxed);
+                left.end();
             }
         })?;
         Ok(Self { to_thread, ending: ending.clone() })
     }
 
-    /// Destroys an identifier of this channel, whose only owner the caller was, and which has no queue pair any more.
+    /// Destroys an identifier of this channel. The caller was its only owner, and its queue pair is gone.
     pub(super) fn destroy(&self, raw: NonNull<ffi::rdma_cm_id>, channel: &Arc<Channel>) {
-        self.ending.fetch_add(1, Ordering::Relaxed);
+        self.ending.begin();
         // Should its thread be gone, it is destroyed here.
         if self.to_thread.send(Remains { raw, _channel: channel.clone() }).is_err() {
-            self.ending.fetch_sub(1, Ordering::Relaxed);
+            self.ending.end();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_few() {
+        let ending = Ending::default();
+        (0..ENDING_MAX).for_each(|_| {
+            assert!(!ending.is_full());
+            ending.begin();
+        });
+        assert!(ending.is_full() && !ending.has_room(Instant::now()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| ending.end());
+            assert!(ending.has_room(Instant::now() + Duration::from_secs(60)));
+        });
+        assert_eq!(ending.count(), ENDING_MAX - 1);
     }
 }

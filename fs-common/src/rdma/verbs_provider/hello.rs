@@ -1,7 +1,7 @@
-//! What both sides say in the private data of a connection: that they speak this protocol, and that they have a key.
+//! The private data of both sides of a connection: that they use this protocol, and that they have a key.
 //!
-//! RDMA has no TLS. With keys, who connects proves that it has one before it gets a queue pair, and the server proves the same to it. Nothing
-//! protects what travels afterwards: the network is trusted, and `status` says so.
+//! RDMA has no TLS. With keys a client proves its key before it gets a queue pair, and the server proves the same key to the client. Nothing protects
+//! the bytes that follow: the network is trusted, and `status` says so.
 //!
 //! ```text
 //! ask      [magic u32][version u16][0 u16][challenge 16][proof 16][fingerprint 16]     56 bytes: all that a request has room for
@@ -9,10 +9,10 @@
 //! refusal  [magic u32][version u16][kind u16][challenge 16, or a reason in UTF-8]
 //! ```
 //!
-//! Integers are little-endian. A client that has a key asks with zeros first, is refused with a challenge, and asks again with its proof:
-//! HMAC-SHA256(rdma secret, "ask" | challenge), the first 16 bytes; the answer's is of "answer" | challenge | that proof. The secret is
-//! derived from the cluster key. A challenge is a time and a MAC of it and of the asker's address under a secret of this server's life, so that
-//! none is remembered; it is good for [`CHALLENGE_LIFE`] and once.
+//! Integers are little-endian. A client with a key asks with zeros first, is refused with a challenge, and asks again with its proof: the first 16
+//! bytes of HMAC-SHA256(rdma secret, "ask" | challenge). The proof of the answer is over "answer" | challenge | the client's proof. The secret is
+//! derived from the cluster key. A challenge is a time and a MAC of the time and of the client's address, under a secret of this life of the server,
+//! so the server need not remember it. It is good once, and for [`CHALLENGE_LIFE`].
 
 use crate::cluster_key::{ClusterKey, ClusterKeys, is_same_mac};
 use parking_lot::Mutex;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const MAGIC: u32 = 0x6375_746c;
-/// Of what stands here; what is said over the connection has a version of its own.
+/// Version of this private data. Messages over the connection have a version of their own.
 pub(super) const VERSION: u16 = 1;
 const HEAD_LEN: usize = 8;
 const PART_LEN: usize = 16;
@@ -36,7 +36,7 @@ const KIND_REASON: u16 = 2;
 
 /// How long a challenge may be answered.
 const CHALLENGE_LIFE: Duration = Duration::from_secs(10);
-/// Answered challenges that are remembered: far more than connections are made while they live.
+/// Answered challenges that are remembered: far more than connections can be made in `CHALLENGE_LIFE`.
 const ANSWERED_MAX: usize = 65_536;
 
 type Part = [u8; PART_LEN];
@@ -49,10 +49,10 @@ fn head(kind: u16) -> [u8; HEAD_LEN] {
     head
 }
 
-/// Why what a peer said is not taken.
+/// Why a peer's private data is not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unheard {
-    /// It is no cuttlefs, or says too little.
+    /// It is not of this protocol, or too short.
     Foreign,
     /// It speaks another version.
     Version(u16),
@@ -72,7 +72,7 @@ impl std::fmt::Display for Unheard {
     }
 }
 
-/// Checks the head; gives the kind and what follows. Private data is padded with zeros on the way.
+/// Checks the head; returns the kind and the rest. Private data arrives padded with zeros.
 fn after_head(bytes: &[u8]) -> Result<(u16, &[u8]), Unheard> {
     let (head, rest) = bytes.split_first_chunk::<HEAD_LEN>().ok_or(Unheard::Foreign)?;
     let [a, b, c, d, version @ .., kind_low, kind_high] = *head;
@@ -99,7 +99,7 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    /// Without a proof: who has no key, and who has not been challenged.
+    /// Without a proof: for a client without a key, or one that has not been challenged yet.
     pub(super) const FIRST: Self = Self { challenge: [0; 16], proof: [0; 16], fingerprint: [0; 16] };
 
     pub(super) fn encode(&self) -> [u8; ASK_LEN] {
@@ -117,12 +117,12 @@ impl Ask {
     }
 }
 
-/// What a server says to who it accepts.
+/// The private data for a client that is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer(Part);
 
 impl Answer {
-    /// Of a server without keys.
+    /// The answer of a server without keys.
     pub(super) const WITHOUT_PROOF: Self = Self([0; 16]);
 
     pub(super) fn encode(self) -> Vec<u8> {
@@ -135,12 +135,12 @@ impl Answer {
     }
 }
 
-/// Why a server refuses.
+/// The private data for a client that is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Ask again, with a proof.
+    /// The client should ask again, with a proof.
     Challenge(Part),
-    /// In words.
+    /// A reason in words.
     Reason(String),
 }
 
@@ -161,7 +161,7 @@ impl Refusal {
             (KIND_CHALLENGE, rest) => Ok(Self::Challenge(parts::<1>(rest)?[0])),
             (KIND_REASON, rest) => {
                 let text = rest.split(|byte| *byte == 0).next().unwrap_or_default();
-                // A peer's words: nothing in them moves a terminal's cursor.
+                // A peer's text must not move a terminal's cursor.
                 let reason = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect();
                 Ok(Self::Reason(reason))
             }
@@ -181,7 +181,7 @@ fn rdma_key(key: &ClusterKey) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, &key.rdma_secret())
 }
 
-/// A key as a client proves it.
+/// A key, in the form by which a client proves it.
 pub(super) struct Prover {
     key: hmac::Key,
     fingerprint: Part,
@@ -192,13 +192,13 @@ impl Prover {
         Self { key: rdma_key(key), fingerprint: key.fingerprint_bytes() }
     }
 
-    /// Asks again.
+    /// The request that answers a challenge.
     pub(super) fn ask(&self, challenge: Part) -> Ask {
         let proof = mac(&self.key, &[b"ask", &challenge]);
         Ask { challenge, proof, fingerprint: self.fingerprint }
     }
 
-    /// Whether who answered has the key.
+    /// Whether the server that answered has the key.
     pub(super) fn believes(&self, ask: &Ask, answer: Answer) -> bool {
         is_same_mac(mac(&self.key, &[b"answer", &ask.challenge, &ask.proof]), answer.0)
     }
@@ -211,24 +211,24 @@ struct Answered {
     order: VecDeque<Part>,
 }
 
-/// Who looks at proofs.
+/// A server's checker of proofs.
 pub(super) struct Doorkeeper {
-    /// By fingerprint.
+    /// Keys by fingerprint.
     keys: HashMap<Part, (hmac::Key, Arc<str>)>,
-    /// Of this life.
+    /// The secret of this life of the server.
     secret: hmac::Key,
     begun: Instant,
     answered: Mutex<Answered>,
 }
 
-/// What a doorkeeper says of a request.
+/// The result of checking a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It has the key of this name; what it is to be answered.
+    /// The client has the key of this name, and gets this answer.
     Known(Arc<str>, Answer),
-    /// It is to prove something first.
+    /// The client has to answer this challenge first.
     Challenged(Part),
-    /// It has no key of ours.
+    /// The client has no key of this server.
     Unknown,
 }
 
@@ -256,10 +256,10 @@ impl Doorkeeper {
         challenge
     }
 
-    /// Looks at a request that came now.
+    /// Checks a request that came at `now`.
     pub(super) fn look(&self, ask: &Ask, address: IpAddr, now: Instant) -> Verdict {
         let now_ms = now.saturating_duration_since(self.begun).as_millis() as u64;
-        // Never zeros: those are nobody's challenge.
+        // A challenge is never all zeros, since those stand for none.
         let fresh = || Verdict::Challenged(self.challenge_at(now_ms, address));
         let at_ms = u64::from_le_bytes(*ask.challenge.first_chunk().expect("sixteen bytes"));
         let is_ours = ask.challenge == self.challenge_at(at_ms, address)
@@ -273,7 +273,8 @@ impl Doorkeeper {
         if !is_same_mac(mac(key, &[b"ask", &ask.challenge]), ask.proof) {
             return Verdict::Unknown;
         }
-        // Two who ask within a millisecond from one address have one challenge, and two keys two proofs: the proof is what is good for once.
+        // Two clients that ask within a millisecond from one address get the same challenge. With two keys they have two proofs, so it is the proof
+        // that is good once.
         let mut answered = self.answered.lock();
         if !answered.known.insert(ask.proof) {
             return fresh();
@@ -316,7 +317,7 @@ mod tests {
         let said = refusal.encode();
         assert_eq!(said[..8], [0x6c, 0x74, 0x75, 0x63, 1, 0, 2, 0]);
         assert_eq!(&said[8..], b"the pool is being checked");
-        // As it arrives.
+        // With the padding with which it arrives.
         assert_eq!(Refusal::parse(&[said, vec![0; 50]].concat()), Ok(refusal));
         assert_eq!(Refusal::Challenge([4; 16]).encode()[6..], [vec![1, 0], vec![4; 16]].concat());
     }
@@ -334,7 +335,7 @@ mod tests {
         assert!(client.believes(&ask, answer) && !client.believes(&ask, Answer([0; 16])));
         assert!(!Prover::new(&key(2)).believes(&ask, answer));
         assert!(matches!(server.look(&ask, HERE, now), Verdict::Challenged(_)), "for once");
-        // Too late, from somewhere else, and with a key that is not ours.
+        // Too late, from another address, and with an unknown key.
         let other = client.ask(challenge);
         assert!(matches!(server.look(&other, HERE, now + CHALLENGE_LIFE * 2), Verdict::Challenged(_)));
         let far = "10.9.0.2".parse().expect("an address");

@@ -1,9 +1,9 @@
-//! Listening over librdmacm, and who is let in.
+//! Listening over librdmacm, and the decision which clients may connect.
 
 use super::cm::Events;
 use super::domain::VerbsPd;
 use super::hello::{Answer, Ask, Doorkeeper, Refusal, Verdict};
-use super::sys::{Event, Happened, Id, ReadDepth};
+use super::sys::{Event, Happened, Id, RETRIES, ReadDepth};
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr};
@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Clients that asked and wait to be accepted. More are refused, and ask again.
+/// Clients that may wait to be accepted. More are refused, and ask again.
 const WAITING_MAX: usize = 128;
-/// Clients that the kernel keeps meanwhile.
+/// Clients that the kernel queues meanwhile.
 const BACKLOG: i32 = 128;
 
-/// Who asked and may come in.
+/// A client that asked and may connect.
 struct Admitted {
     id: Id,
     peer: PeerIdentity,
@@ -26,14 +26,14 @@ struct Admitted {
     reads: ReadDepth,
 }
 
-/// What a listener and the thread that hears of its clients share.
+/// The part of a listener that it shares with the thread for events.
 pub(super) struct Shared {
     id: Id,
     endpoint: Endpoint,
     pd: VerbsPd,
-    /// Takes who asks to [`Shared::asked`].
+    /// Passes clients that ask to [`Shared::asked`].
     events: Arc<Events>,
-    /// `None`: whoever comes.
+    /// `None`: everybody may connect.
     doorkeeper: Option<Doorkeeper>,
     admitted: Mutex<VecDeque<Admitted>>,
     came: Condvar,
@@ -41,9 +41,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Somebody asks to be let in.
+    /// A client asks to connect.
     pub(super) fn asked(&self, event: Event) {
-        let Event { what: Happened::Asked, asker: Some(id), private, reads, .. } = event else { return };
+        let Event { what: Happened::Asked, asker: Some(id), private, reads, retries, .. } = event else {
+            return;
+        };
         let refuse = |reason: &str| id.reject(&Refusal::Reason(reason.to_owned()).encode());
         let Some(address) = id.peer_address() else {
             return refuse("your address is of no kind that is known here");
@@ -52,6 +54,9 @@ impl Shared {
             Ok(ask) => ask,
             Err(unheard) => return refuse(&unheard.to_string()),
         };
+        if retries > RETRIES {
+            return refuse(&format!("{retries} retransmissions are too many; ask for {RETRIES} at most"));
+        }
         let (peer, answer) = match &self.doorkeeper {
             None => (PeerIdentity::Remote(address), Answer::WITHOUT_PROOF),
             Some(doorkeeper) => match doorkeeper.look(&ask, address.ip(), Instant::now()) {
@@ -72,7 +77,7 @@ impl Shared {
     }
 }
 
-/// See the module.
+/// A listener; see the module.
 pub(super) struct VerbsListener(Arc<Shared>);
 
 impl VerbsListener {
@@ -154,10 +159,10 @@ impl Drop for VerbsListener {
     }
 }
 
-/// Who asked and may come in.
+/// A client that asked and may connect.
 struct VerbsIncoming {
     listener: Arc<Shared>,
-    /// Until it is answered.
+    /// `Some` until it is accepted or refused.
     id: Option<Id>,
     peer: PeerIdentity,
     answer: Answer,
@@ -187,7 +192,8 @@ impl Incoming for VerbsIncoming {
         let accept = || {
             made.post_recv(&receives).map_err(std::io::Error::other)?;
             made.id().accept(&self.answer.encode(), self.reads.min(pd.device().limits().reads))?;
-            made.id().hurry_messages()
+            made.id().hurry_messages()?;
+            made.id().misses_its_peer()
         };
         if let Err(source) = accept() {
             made.fail();

@@ -1,22 +1,21 @@
 //! RNICs through libibverbs, connections through librdmacm. (Feature `verbs`.)
 //!
 //! # The parts
-//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH; `hello` what both sides say in the private data of a
-//! connection, and how they prove a key; `cm` events of connections, and the thread that takes them; `ends` the thread that destroys what is
-//! left of them; `port` the kernel's facts of an RNIC's port; `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`,
-//! `regions` (registered memory), `window`.
+//! `sys`: the libraries, with owners and errors; `sys_flush`: FLUSH; `hello`: the private data of a connection, and the proof of keys; `cm`: events
+//! of connections, and the thread that takes them; `ends`: the thread that destroys identifiers; `port`: the kernel's facts about an RNIC's port;
+//! `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered memory), `window`.
 //!
-//! # What hardware promises beyond or less than the software RNIC
-//! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
-//! * A WRITE's last word is not stored last, as far as the specification says.
-//! * FLUSH is there where device and library have it (`sys_flush`). Where not, visibility is a READ of the range's last byte, and
-//!   persistence is refused. A FLUSH behind a SEND covers it on no RNIC that is known to promise so.
+//! # Where the promises differ from the software RNIC's
+//! * The target translates no files, and maps no windows: trusted clients READ the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
+//! * The specification does not promise that a WRITE's last word is stored last.
+//! * There is FLUSH if device and library have it (`sys_flush`). If not, a READ of the range's last byte makes it visible, and persistence is
+//!   refused. No known RNIC promises that a FLUSH covers SENDs before it.
 //! * A SEND completes when the peer's RNIC has acknowledged it.
-//! * Memory that is registered is pinned.
+//! * Registered memory is pinned.
 //!
 //! # Which RNIC
-//! The one that the endpoint's address belongs to, here or on the way there: an address of an interface says device, port and GID. So a device
-//! is made for an endpoint. Parameters of the endpoint can name another one ([`Via`]).
+//! The RNIC that the endpoint's address belongs to, here or on the way there: the address of an interface determines device, port and GID. So a
+//! device is made for an endpoint. Parameters of the endpoint can name another RNIC ([`Via`]).
 
 mod cm;
 mod cq;
@@ -42,12 +41,13 @@ use crate::world::{Random, SystemRandom};
 use cm::Events;
 use cq::VerbsCq;
 use domain::VerbsPd;
+use ends::{ENDING_MAX, Ending};
 use hello::{Doorkeeper, Prover};
 use parking_lot::Mutex;
-use port::Port;
+use port::{LastLook, Port};
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use sys::{Context, Id, Limits};
@@ -57,13 +57,8 @@ use sys_flush::Abilities;
 const MAX_MESSAGE_BYTES: u32 = 1 << 20;
 /// Largest one-sided transfer: an RC message (IBTA volume 1, 9.7.7.1.4, half of what it allows).
 const MAX_TRANSFER_BYTES: u32 = 1 << 30;
-/// READs and atomics under way of a queue pair that are asked for: more bring nothing at the depths that cuttlefs posts.
+/// READs and atomics of a queue pair that may be under way: more bring nothing at the depths that cuttlefs posts.
 const READS_MAX: u8 = 16;
-/// Connections that are over and that the kernel has not let go of: with so many none is made, and no event is taken, for its connection manager
-/// does not come to an end with any. Healthy, it takes a millisecond for each.
-const ENDING_MAX: usize = 64;
-/// Between two looks how many there are.
-const ENDING_PAUSE: Duration = Duration::from_millis(5);
 /// How long it is waited to learn which RNIC leads to an address.
 const RESOLVE_TIME: Duration = Duration::from_secs(5);
 
@@ -72,29 +67,28 @@ pub struct VerbsDevice {
     shared: Arc<Shared>,
 }
 
-/// What domains, listeners and queue pairs need of their device.
+/// The part of a device that domains, listeners and queue pairs need.
 struct Shared {
     context: Context,
     name: String,
     limits: Limits,
     abilities: Abilities,
-    /// What the endpoint led to that it was opened for.
-    port: Port,
-    gid: Ipv6Addr,
+    /// The port that the endpoint led to that it was opened for.
+    port: Arc<LastLook>,
     /// Where connections begin, if that does not follow from where they lead.
     source: Option<SocketAddr>,
     /// Registered bytes. Relaxed: a figure.
     pinned_bytes: AtomicU64,
     /// Connections that are over and that the kernel has not let go of.
-    ending: Arc<AtomicUsize>,
+    ending: Arc<Ending>,
     security: TcpSecurity,
     prover: Option<Prover>,
-    /// There while anybody is connected or listens.
+    /// Lives while a connection or a listener uses it.
     events: Mutex<Weak<Events>>,
     last_number: AtomicU32,
 }
 
-/// What an endpoint says: host, port, and this machine's RNIC, if it names one.
+/// Host, port, and this machine's RNIC if the endpoint names one.
 fn parts_of(endpoint: &Endpoint) -> Result<(&str, u16, Option<&Via>), RdmaError> {
     match endpoint {
         Endpoint::Rdma { host, port, via } => Ok((host, *port, via.as_ref())),
@@ -111,7 +105,7 @@ fn address_of(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
     addresses.next().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
 }
 
-/// The address of this machine that an endpoint names to listen at: any address (`0.0.0.0`) is that of the RNIC that is named beside it.
+/// The address of this machine at which an endpoint listens: any address (`0.0.0.0`) stands for the address of the RNIC that is named beside it.
 fn address_to_listen(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
     let address = address_of(endpoint)?;
     match parts_of(endpoint)?.2 {
@@ -123,7 +117,7 @@ fn address_to_listen(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
     }
 }
 
-/// The address of the RNIC that an endpoint names, with the port of an address of the other side or of any.
+/// The address of the RNIC that an endpoint names; with the port of `to` if `to` is any address, else port 0.
 fn named_address(endpoint: &Endpoint, via: &Via, to: SocketAddr) -> Result<SocketAddr, RdmaError> {
     let port = if to.ip().is_unspecified() { to.port() } else { 0 };
     port::address_of(via, to, port).map_err(|reason| RdmaError::Unsupported(format!("{endpoint}: {reason}")))
@@ -133,7 +127,7 @@ fn another_device(endpoint: &Endpoint) -> RdmaError {
     RdmaError::Unsupported(format!("{endpoint} belongs to another RNIC than when it was opened; start again"))
 }
 
-/// Whether anything looks like an RNIC: for a message that says more than an address could.
+/// Advice for a message, which depends on whether the machine has anything that looks like an RNIC.
 fn advice(source: &io::Error) -> &'static str {
     let has_devices =
         std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
@@ -152,7 +146,7 @@ impl VerbsDevice {
     /// The RNIC that has the endpoint's address.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such RNIC.
     pub fn to_listen(endpoint: &Endpoint, security: TcpSecurity) -> Result<Arc<Self>, RdmaError> {
         let address = address_to_listen(endpoint)?;
         Self::find(endpoint, security, None, |id| id.bind(address))
@@ -161,7 +155,7 @@ impl VerbsDevice {
     /// The RNIC that leads to the endpoint.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such RNIC.
     pub fn to_connect(endpoint: &Endpoint, security: TcpSecurity) -> Result<Arc<Self>, RdmaError> {
         let address = address_of(endpoint)?;
         let via = parts_of(endpoint)?.2;
@@ -181,12 +175,12 @@ impl VerbsDevice {
             let endpoint = format!("{endpoint}{}", advice(&source));
             RdmaError::Io { action: "find an RDMA device for", endpoint, source }
         };
-        // Without a channel its calls wait.
+        // Calls of an identifier without a channel block.
         let id = Id::new(None).map_err(failed)?;
         towards(&id).map_err(failed)?;
         let context = id.context().ok_or_else(|| failed(io::Error::from_raw_os_error(libc::ENODEV)))?;
         let mut limits = context.limits().map_err(failed)?;
-        // One place of each send queue is the provider's (`queue`).
+        // One place of each send queue is for the provider (`queue`).
         limits.queue_depth = limits.queue_depth.saturating_sub(1);
         limits.reads.at_us = limits.reads.at_us.min(READS_MAX);
         limits.reads.of_us = limits.reads.of_us.min(READS_MAX);
@@ -199,17 +193,17 @@ impl VerbsDevice {
                 "{endpoint}: the address is not of that device but of {name}, port {port}; leave one of the two out"
             )));
         }
+        let port = Arc::new(LastLook::new(Port::new(&name, port), gid, &limits));
         let prover = match &security {
             TcpSecurity::Keys(keys) => Some(Prover::new(keys.own())),
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,
         };
         let shared = Shared {
             context,
-            port: Port::new(&name, port),
+            port,
             name,
             limits,
             abilities: Abilities::of(context),
-            gid,
             source,
             pinned_bytes: AtomicU64::new(0),
             ending: Arc::default(),
@@ -239,28 +233,21 @@ impl Shared {
         self.abilities
     }
 
-    /// Waits until few connections that are over are left to the kernel.
+    /// Waits until fewer than `ENDING_MAX` connections are left to the kernel.
     ///
     /// # Errors
-    /// By the deadline there are as many.
+    /// At the deadline there are still as many.
     fn few_ending(&self, deadline: Instant) -> io::Result<()> {
-        loop {
-            let ending = self.ending.load(Ordering::Relaxed);
-            if ending < ENDING_MAX {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                let hangs = format!(
-                    "the kernel does not let go of {ending} connections that are over{}",
-                    self.remedy()
-                );
-                return Err(io::Error::new(io::ErrorKind::TimedOut, hangs));
-            }
-            std::thread::sleep(ENDING_PAUSE);
+        if self.ending.has_room(deadline) {
+            return Ok(());
         }
+        let ending = self.ending.count();
+        let hangs =
+            format!("the kernel does not let go of {ending} connections that are over{}", self.remedy());
+        Err(io::Error::new(io::ErrorKind::TimedOut, hangs))
     }
 
-    /// Behind a message: what may help where the kernel's connection manager answers nothing any more.
+    /// The end of a message: what may help if the kernel's connection manager hangs.
     fn remedy(&self) -> String {
         format!(
             "; if that stays so although the other side is there, the connection manager of {} hangs: take the RDMA device away and add it again \
@@ -285,7 +272,7 @@ impl Shared {
         QpNumber(self.last_number.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Who looks at proofs where this device listens; `None`: whoever comes.
+    /// The checker of proofs where this device listens; `None`: everybody may connect.
     fn doorkeeper(&self) -> Result<Option<Doorkeeper>, RdmaError> {
         let look = |keys: &ClusterKeys| {
             let mut secret = [0; 32];
@@ -301,13 +288,13 @@ impl Shared {
         }
     }
 
-    /// The thread for events, started if nobody has it.
+    /// The thread for events; started if it does not run.
     fn events(&self) -> Result<Arc<Events>, RdmaError> {
         let mut events = self.events.lock();
         if let Some(events) = events.upgrade() {
             return Ok(events);
         }
-        let started = Events::start(&self.ending).map_err(|source| RdmaError::Io {
+        let started = Events::start(&self.ending, &self.port).map_err(|source| RdmaError::Io {
             action: "take events of connections from",
             endpoint: self.name.clone(),
             source,
@@ -331,9 +318,9 @@ impl Device for VerbsDevice {
             path_mtu_bytes: (mtu > 0).then_some(mtu),
             queue_pairs: events.map_or(0, |events| events.queue_pairs.load(Ordering::Relaxed)),
             pinned_bytes: shared.pinned_bytes.load(Ordering::Relaxed),
-            ending: shared.ending.load(Ordering::Relaxed) as u64,
+            ending: shared.ending.count() as u64,
             ending_bound: ENDING_MAX as u64,
-            ..shared.port.figures(shared.gid, &shared.limits)
+            ..shared.port.figures()
         })
     }
 

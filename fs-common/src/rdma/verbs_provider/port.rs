@@ -1,23 +1,26 @@
-//! A port of an RNIC as the kernel shows it in `/sys/class/infiniband`: its GIDs, and what it counts.
+//! A port of an RNIC, from `/sys/class/infiniband`: its GIDs and counters.
 //!
-//! A GID of RoCE is an IP address of the interface below it (IBTA annex A17, 17.4.1), so that rdma_cm takes a GID by its address. One of
-//! InfiniBand is none: there the address of an IPoIB interface says which port is meant.
+//! A GID of RoCE is an IP address of the interface below it (IBTA annex A17, 17.4.1), so rdma_cm selects a GID by its address. A GID of InfiniBand is
+//! not: there the address of an IPoIB interface selects the port.
+//!
+//! Counters come from the driver, which may ask the RNIC for them and take its time. So a thread that holds up no request looks ([`LastLook`]).
 //!
 //! # Failure
-//! What is not there is left out: drivers differ in what they show.
+//! Files that do not exist are left out: drivers differ in what they show.
 
 use super::sys::Limits;
 use crate::rdma::hardware::HardwareFigures;
 use crate::rdma::url::Via;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
 
 const CLASS: &str = "/sys/class/infiniband";
-/// More than any port has.
+/// More entries than any port has.
 const GIDS_MAX: u32 = 1024;
-/// Counters that tell what goes wrong, by the names that drivers give them (rdma_rxe, mlx5, mlx4, bnxt_re, irdma, hns; IBTA volume 1, 16.1.4).
+/// Counters of errors, by the names that drivers give them (rdma_rxe, mlx5, mlx4, bnxt_re, irdma, hns; IBTA volume 1, 16.1.4).
 const COUNTERS: [&str; 27] = [
     "out_of_seq_request",
     "out_of_sequence",
@@ -58,7 +61,7 @@ pub(super) struct Gid {
 }
 
 impl Gid {
-    /// As rdma_cm takes it; `None`: a link-local address of an interface that is not told.
+    /// The address for rdma_cm; `None`: a link-local address whose interface is not known.
     fn socket_address(&self, port: u16) -> Option<SocketAddr> {
         if let Some(address) = self.address.to_ipv4_mapped() {
             return Some((address, port).into());
@@ -85,7 +88,7 @@ fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
 }
 
-/// See the module.
+/// A port of an RNIC; see the module.
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     class: PathBuf,
@@ -106,7 +109,7 @@ impl Port {
         self.class.join(&self.device).join("ports").join(self.number.to_string())
     }
 
-    /// Those that are set, in the order of their places.
+    /// The GIDs that are set, in the order of their indices.
     fn gids(&self) -> Vec<Gid> {
         let folder = self.folder();
         let places = fs::read_dir(folder.join("gids")).into_iter().flatten().flatten();
@@ -123,10 +126,10 @@ impl Port {
         places.into_iter().filter_map(gid).collect()
     }
 
-    /// The address here that is meant: of the GID that was named, or else of the first one that goes with the address `to`, RoCE v2 before v1.
+    /// The GID to use: the one with this index, or else the first that fits the address `to`, RoCE v2 before v1.
     ///
     /// # Errors
-    /// In words: what is not there.
+    /// A text that says what does not exist.
     fn choose(&self, gid: Option<u32>, to: IpAddr) -> Result<Gid, String> {
         let Self { device, number, .. } = self;
         if !self.folder().exists() {
@@ -158,13 +161,31 @@ impl Port {
         found.ok_or_else(|| format!("port {number} of {device} has no GID {gid} that is set"))
     }
 
-    /// What is told of it for the GID with this address; what the process itself has is left to the caller.
+    /// The figures of the port, for the GID with this address; the caller adds those of the process.
     pub(super) fn figures(&self, gid: Ipv6Addr, limits: &Limits) -> HardwareFigures {
         let folder = self.folder();
         let text = |name: &str| read(&folder.join(name)).unwrap_or_default();
         let found = self.gids().into_iter().filter(|known| known.address == gid);
         let is_old = |gid: &Gid| gid.kind.as_deref().is_some_and(|kind| kind.contains("v1"));
         let found = found.min_by_key(|gid| (is_old(gid), gid.index));
+        let figures = HardwareFigures {
+            device: self.device.clone(),
+            port: self.number,
+            link_layer: text("link_layer"),
+            gid: gid.to_string(),
+            gid_index: found.as_ref().map(|gid| gid.index),
+            gid_type: found.as_ref().and_then(|gid| gid.kind.clone()),
+            interface: found.and_then(|gid| gid.interface),
+            queue_pairs_bound: limits.queue_pairs.into(),
+            ..HardwareFigures::default()
+        };
+        self.look_again(figures)
+    }
+
+    /// The same figures, with those that change as they are now.
+    fn look_again(&self, before: HardwareFigures) -> HardwareFigures {
+        let folder = self.folder();
+        let text = |name: &str| read(&folder.join(name)).unwrap_or_default();
         let mut counters = BTreeMap::new();
         for kind in ["counters", "hw_counters"] {
             for name in COUNTERS {
@@ -173,27 +194,45 @@ impl Port {
             }
         }
         HardwareFigures {
-            device: self.device.clone(),
-            port: self.number,
             state: text("state"),
-            link_layer: text("link_layer"),
             rate: text("rate"),
-            gid: gid.to_string(),
-            gid_index: found.as_ref().map(|gid| gid.index),
-            gid_type: found.as_ref().and_then(|gid| gid.kind.clone()),
-            interface: found.and_then(|gid| gid.interface),
-            queue_pairs_bound: limits.queue_pairs.into(),
             pinned_bound: pinned_bound(),
             counters,
-            ..HardwareFigures::default()
+            ..before
         }
+    }
+}
+
+/// A port's figures as they were at the last look.
+pub(super) struct LastLook {
+    port: Port,
+    figures: Mutex<HardwareFigures>,
+}
+
+impl LastLook {
+    /// Looks for the first time, at the GID with this address, too.
+    pub(super) fn new(port: Port, gid: Ipv6Addr, limits: &Limits) -> Self {
+        let figures = Mutex::new(port.figures(gid, limits));
+        Self { port, figures }
+    }
+
+    /// Looks at what changes. May take as long as the driver does.
+    pub(super) fn again(&self) {
+        let before = self.figures();
+        let now = self.port.look_again(before);
+        *self.figures.lock() = now;
+    }
+
+    /// What was found.
+    pub(super) fn figures(&self) -> HardwareFigures {
+        self.figures.lock().clone()
     }
 }
 
 /// The address of this machine that an endpoint's parameters name, for connections to or from `to`.
 ///
 /// # Errors
-/// In words: what is not there.
+/// A text that says what does not exist.
 pub(super) fn address_of(via: &Via, to: SocketAddr, port: u16) -> Result<SocketAddr, String> {
     let gid = Port::new(&via.device, via.port).choose(via.gid, to.ip())?;
     gid.socket_address(port).ok_or_else(|| {
@@ -201,7 +240,7 @@ pub(super) fn address_of(via: &Via, to: SocketAddr, port: u16) -> Result<SocketA
     })
 }
 
-/// How much memory this process may pin; `None`: any. Whoever may lock memory (CAP_IPC_LOCK) is not bounded.
+/// Bytes of memory that this process may pin; `None`: any number. A process that may lock memory (CAP_IPC_LOCK) has no bound.
 fn pinned_bound() -> Option<u64> {
     const CAP_IPC_LOCK: u32 = 14;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -234,7 +273,7 @@ mod tests {
         }
     }
 
-    /// A device with one Ethernet port, as the kernel shows it.
+    /// A device with one Ethernet port, in the form of the kernel's files.
     fn class() -> tempfile::TempDir {
         let class = tempfile::tempdir().expect("folder");
         let port = class.path().join("dev0/ports/1");
@@ -294,5 +333,26 @@ mod tests {
         assert_eq!(figures.interface.as_deref(), Some("eth0"));
         assert_eq!(figures.counters, BTreeMap::from([("rcvd_rnr_err".to_owned(), 3)]));
         assert_eq!((figures.queue_pairs_bound, figures.rate.as_str()), (7, ""));
+    }
+
+    #[test]
+    fn figures_are_those_of_the_last_look() {
+        let class = class();
+        let gid = "::ffff:10.9.0.1".parse().expect("an address");
+        let look = LastLook::new(Port::at(class.path(), "dev0", 1), gid, &LIMITS);
+        put(
+            &class.path().join("dev0/ports/1"),
+            &[
+                ("state", "1: DOWN"),
+                ("hw_counters/rcvd_rnr_err", "4"),
+                ("hw_counters/duplicate_request", "5"),
+            ],
+        );
+        let (state, counters) = ("4: ACTIVE".to_owned(), BTreeMap::from([("rcvd_rnr_err".to_owned(), 3)]));
+        let before = look.figures();
+        assert_eq!((&before.state, &before.counters), (&state, &counters));
+        look.again();
+        let counters = BTreeMap::from([("rcvd_rnr_err".to_owned(), 4), ("duplicate_request".to_owned(), 5)]);
+        assert_eq!(look.figures(), HardwareFigures { state: "1: DOWN".to_owned(), counters, ..before });
     }
 }

@@ -1,15 +1,15 @@
 //! Queue pairs over libibverbs.
 //!
 //! # Sequence numbers
-//! A queue pair completes what was posted to one of its queues in order. So each queue has a list of what is under way, and the number that
-//! is posted as `wr_id` counts through it (the top bit says which list). A completion of a send ends everything before it: those were not
-//! signalled, and succeeded. So that places become free although the user asks for no completions, every now and then one is
-//! asked for in his place and not shown to him. What he is shown has its place until he polls it. The look for the peer ([`VerbsQp::probe`]) is
-//! in none of his places: the RNIC's queue, and what the completion queue promises, is one deeper than he asked for.
+//! A queue pair completes the requests of each of its queues in order. So each queue has a list of the requests under way, and the number that is
+//! posted as `wr_id` counts through it (the top bit says which list). A completion of a send also ends all sends before it: those were not signaled,
+//! and succeeded. So that places become free although the user asks for no completions, the provider now and then asks for one itself and does not
+//! show it to the user. A completion for the user keeps its place until it is polled. The check of the peer ([`VerbsQp::probe`]) takes none of the
+//! user's places: the RNIC's queue, and the promise of the completion queue, is one deeper than the user asked for.
 //!
 //! # Failure
-//! A completion with an error, or an event that the peer is gone, puts the queue pair into `Error`: the RNIC flushes what is under way, and
-//! the peer is told.
+//! A completion with an error, or an event that the peer is gone, puts the queue pair into `Error`: the RNIC flushes all requests that are under way,
+//! and the peer is told.
 
 use super::MAX_MESSAGE_BYTES;
 use super::cm::Events;
@@ -31,17 +31,17 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Set in the RNIC's name for a receive.
+/// Set in the `wr_id` of a receive.
 pub(super) const RECEIVE: u64 = 1 << 63;
 
-/// What the user is to hear of a send.
+/// What the user is told of a send.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tells {
-    /// How it ended.
+    /// Its result.
     End,
-    /// That it failed, if it does.
+    /// Its failure only.
     Failure,
-    /// Nothing: it is not his.
+    /// Nothing: it is not the user's.
     Nothing,
 }
 
@@ -53,11 +53,11 @@ struct Sending {
     tells: Tells,
 }
 
-/// What is under way on one of the queues; the first one's number.
+/// The requests that are under way on one queue, and the number of the first.
 struct UnderWay<T> {
     first: u64,
     list: VecDeque<T>,
-    /// Completed, and not polled by the user yet.
+    /// Number of completions that the user has not polled yet.
     unpolled: Arc<AtomicU32>,
 }
 
@@ -72,7 +72,7 @@ impl<T> UnderWay<T> {
         self.first + self.list.len() as u64
     }
 
-    /// Places that are free, of this many.
+    /// Free places, of `depth`.
     fn room(&self, depth: u32) -> usize {
         let taken = self.list.len() + self.unpolled.load(Ordering::Acquire) as usize;
         (depth as usize).saturating_sub(taken)
@@ -84,7 +84,7 @@ impl<T> UnderWay<T> {
         Waiting { completion, unpolled: Some(self.unpolled.clone()) }
     }
 
-    /// Takes the one with this number, and those before it away.
+    /// Removes the request with this number and all before it; returns the former.
     fn take(&mut self, number: u64) -> Option<T> {
         let before = usize::try_from(number.checked_sub(self.first)?).ok()?;
         if before >= self.list.len() {
@@ -99,21 +99,21 @@ impl<T> UnderWay<T> {
 #[derive(Default)]
 struct Sends {
     under_way: UnderWay<Sending>,
-    /// Posted since the last one whose completion was asked for.
+    /// Requests posted since the last one that was signaled.
     silent: u32,
-    /// The last look for the peer; under way, unless what is under way begins behind it.
+    /// The number of the last check of the peer. It is still under way unless all requests under way are newer.
     probe: Option<u64>,
 }
 
 impl Sends {
-    /// Places of the user's that are free, of this many.
+    /// Free places of the user, of `depth`.
     fn room(&self, depth: u32) -> usize {
         let is_probing = self.probe.is_some_and(|number| number >= self.under_way.first);
         self.under_way.room(depth + u32::from(is_probing))
     }
 }
 
-/// See the module.
+/// A queue pair; see the module.
 pub(super) struct VerbsQp {
     number: QpNumber,
     peer: PeerIdentity,
@@ -122,41 +122,41 @@ pub(super) struct VerbsQp {
     state: AtomicU8,
     send_cq: Arc<VerbsCq>,
     recv_cq: Arc<VerbsCq>,
-    /// Behind `id`: the RNIC's queue pair goes first.
+    /// Declared behind `id`, so that the RNIC's queue pair is destroyed first.
     _promises: [Promise; 2],
     capacities: sys::Capacities,
-    /// How far its RNIC can FLUSH, and where the byte lands that is READ instead. Nobody looks at it.
+    /// How far its RNIC can FLUSH, and the memory for the byte of a READ that takes the place of a FLUSH. Nobody reads that byte.
     reach: FlushReach,
     landing: Arc<sys::Mr>,
     regions: Arc<Regions>,
     pd: Arc<Pd>,
-    /// For windows, which hold it.
+    /// For windows, which hold a reference.
     this: Weak<Self>,
-    /// Where its receives come from, if they are not its own.
+    /// The shared queue of its receives; `None`: it has receives of its own.
     shared: Option<Arc<VerbsSrq>>,
-    /// Held while posting, so that numbers are posted in order.
+    /// Locked while posting, so that numbers are posted in order.
     sends: Mutex<Sends>,
     receives: Mutex<UnderWay<WrId>>,
 }
 
-/// What a queue pair is made of.
+/// The parts of a new queue pair.
 pub(super) struct Parts {
     pub(super) number: QpNumber,
     /// Its number at the RNIC.
     pub(super) raw_number: u32,
     pub(super) peer: PeerIdentity,
-    /// It has the RNIC's queue pair already.
+    /// Has the RNIC's queue pair already.
     pub(super) id: sys::Id,
     pub(super) events: Arc<Events>,
-    /// For sends and receives.
+    /// For sends, and for receives.
     pub(super) queues: [Arc<VerbsCq>; 2],
     pub(super) promises: [Promise; 2],
     pub(super) shared: Option<Arc<VerbsSrq>>,
-    /// Of its domain.
+    /// The regions of its protection domain.
     pub(super) regions: Arc<Regions>,
     pub(super) pd: Arc<Pd>,
     pub(super) capacities: sys::Capacities,
-    /// How far its RNIC can FLUSH, and where the byte lands that is READ instead.
+    /// How far its RNIC can FLUSH, and the memory for the byte of a READ that takes the place of a FLUSH.
     pub(super) flushing: (FlushReach, Arc<sys::Mr>),
 }
 
@@ -168,11 +168,11 @@ pub(super) fn local(sge: Sge) -> Option<Local> {
     (sge.len > 0).then_some(Local { lkey: sge.lkey.0, offset: sge.offset, len: sge.len })
 }
 
-/// What the RNIC is to do, and with which local bytes. `reach` is how far it can FLUSH; for one that cannot, `landing` is where a READ
-/// instead of a FLUSH puts its byte.
+/// The operation for the RNIC, and its local bytes. `reach` is how far the RNIC can FLUSH; if it cannot, `landing` is the memory for the byte of a
+/// READ that takes the place of a FLUSH.
 ///
 /// # Errors
-/// What is refused here, because the RNIC would not take it, or not say so at once.
+/// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later.
 fn what(
     request: &SendWr,
     reach: FlushReach,
@@ -182,7 +182,7 @@ fn what(
     let len = sge.len;
     let far = |remote: Remote| match remote {
         Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
-        // Nobody translates at the target.
+        // No RNIC translates file addresses at the target.
         Remote::File { .. } | Remote::Bitmap { .. } => Err(WcStatus::RemoteInvalid),
     };
     let atomic = |remote: Remote| match far(remote)? {
@@ -223,7 +223,7 @@ fn what(
 fn status_of(status: u32, is_receive: bool) -> WcStatus {
     use sys::status as s;
     match status {
-        // What rdma_rxe says of a message that is longer than its receive (6.12, `rxe_resp.c`: a malformed request).
+        // rdma_rxe's status for a message that is longer than its receive (6.12, `rxe_resp.c`: a malformed request).
         s::IBV_WC_LOC_QP_OP_ERR if is_receive => WcStatus::LocalLength,
         s::IBV_WC_SUCCESS => WcStatus::Success,
         s::IBV_WC_LOC_LEN_ERR => WcStatus::LocalLength,
@@ -235,7 +235,7 @@ fn status_of(status: u32, is_receive: bool) -> WcStatus {
         s::IBV_WC_REM_INV_REQ_ERR => WcStatus::RemoteInvalid,
         s::IBV_WC_REM_OP_ERR | s::IBV_WC_REM_ABORT_ERR => WcStatus::RemoteOperation,
         s::IBV_WC_WR_FLUSH_ERR => WcStatus::Flushed,
-        // The peer, or the way to it, is gone.
+        // The peer, or the path to it, is gone.
         _ => WcStatus::Disconnected,
     }
 }
@@ -274,13 +274,13 @@ impl VerbsQp {
         &self.id
     }
 
-    /// The handshake is done.
+    /// Makes the queue pair live, after the handshake.
     pub(super) fn begin(&self) {
         self.events.path_mtu_bytes.store(self.id.path_mtu_bytes().unwrap_or(0), Ordering::Relaxed);
         let _ = self.state.compare_exchange(INIT, READY, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// It is broken, or not wanted any more: what is under way is flushed, and the peer told. Idempotent.
+    /// Puts the queue pair into `Error`: requests under way are flushed, and the peer is told. Idempotent.
     pub(super) fn fail(&self) {
         if self.state.swap(ERROR, Ordering::AcqRel) == ERROR {
             return;
@@ -297,7 +297,7 @@ impl VerbsQp {
         }
     }
 
-    /// One of its completions came; what the user is to hear goes to `out`.
+    /// Takes a completion of this queue pair from the RNIC; completions for the user are added to `out`.
     pub(super) fn complete(&self, wc: Wc, out: &mut VecDeque<Waiting>) {
         let status = status_of(wc.status, wc.wr_id & RECEIVE != 0);
         let completion = |wr_id, kind, byte_len| {
@@ -329,8 +329,8 @@ impl VerbsQp {
         }
     }
 
-    /// Sends the peer's RNIC a WRITE of nothing, if nothing else is under way. It needs no key (IBTA volume 1, C9-88), and its
-    /// failure is that of the queue pair: so a peer is missed that went without a word while only its answer was waited for.
+    /// Sends the peer's RNIC an empty WRITE, if nothing else is under way. It needs no key (IBTA volume 1, C9-88), and its failure breaks the queue
+    /// pair: so this side notices that a peer is gone without a word, even if it only waits for that peer's answer.
     pub(super) fn probe(&self) {
         if self.state() != QpState::ReadyToSend {
             return;
@@ -357,7 +357,7 @@ impl VerbsQp {
         what(request, self.reach, self.landing.lkey())
     }
 
-    /// The region that a post copies a request's bytes from, if they are few. Of what is not registered the RNIC says so.
+    /// The region from which a post copies the request's bytes, if they are few. If no such region is registered, the RNIC refuses the request.
     fn inline<'r>(&self, regions: &'r HashMap<u32, Arc<sys::Mr>>, request: &SendWr) -> Option<&'r sys::Mr> {
         let is_sent =
             matches!(request.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
@@ -365,12 +365,12 @@ impl VerbsQp {
         if is_sent && is_short { regions.get(&request.local.lkey.0).map(|region| &**region) } else { None }
     }
 
-    /// What is registered in its domain.
+    /// The regions of its protection domain.
     pub(super) fn regions(&self) -> &Regions {
         &self.regions
     }
 
-    /// Posts a request of its window's, signalled.
+    /// Posts a signaled request of one of its windows.
     pub(super) fn post_of_window(
         &self,
         wr_id: WrId,
@@ -397,7 +397,7 @@ impl VerbsQp {
         Ok(())
     }
 
-    /// Posts as many requests as there is room for; how many.
+    /// Posts as many requests as there is room for; returns how many.
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.sends.lock();
         let room = sends.room(self.capacities.send_depth);
@@ -427,7 +427,7 @@ impl VerbsQp {
         match self.id.post_send(&posted) {
             Ok(()) => Ok(posted.len()),
             Err((done, error)) => {
-                // What was not taken is not under way.
+                // Requests that the RNIC did not take are not under way.
                 let left = sends.under_way.list.len() - (posted.len() - done);
                 sends.under_way.list.truncate(left);
                 drop(sends);
@@ -440,8 +440,8 @@ impl VerbsQp {
 }
 
 impl VerbsQp {
-    /// Completes the first of these as refused and the others as flushed. What was posted before them is flushed, too, or done, and its
-    /// completions may come later: the one place where their order is not that of the posts.
+    /// Completes the first of these requests as refused and the others as flushed. Requests posted before them are flushed, too, or done, and may
+    /// complete later: only here the order of completions is not that of the posts.
     fn refuse(&self, requests: &[SendWr], status: WcStatus) {
         self.fail();
         let statuses = std::iter::once(status).chain(std::iter::repeat(WcStatus::Flushed));
@@ -491,7 +491,7 @@ impl QueuePair for VerbsQp {
         };
         let mut posted = self.post_some(requests)?;
         if posted < requests.len() && refusal(posted).is_none() {
-            // Silent ones may be done.
+            // Unsignaled requests may be done by now.
             self.send_cq.make_room();
             posted += self.post_some(&requests[posted..])?;
         }
@@ -536,7 +536,7 @@ impl QueuePair for VerbsQp {
         Ok(Arc::new(VerbsWindow::new(this, window)))
     }
 
-    /// File requests are not the RNIC's.
+    /// The RNIC serves no file requests.
     fn set_region_owner(&self, _owner: RegionOwner) {}
 
     fn close(&self) {
@@ -550,7 +550,7 @@ impl Drop for VerbsQp {
         self.events.queue_pairs.fetch_sub(1, Ordering::Relaxed);
         self.fail();
         if self.shared.is_some() {
-            // Some RNICs forget completions of a queue pair with it, and receives that it took would not come back.
+            // Some RNICs drop a queue pair's completions with it, and receives that it took would never come back.
             self.recv_cq.take_what_is_there();
         }
     }
@@ -575,7 +575,7 @@ mod tests {
             let last = sends.under_way.next() - 1;
             sends.under_way.take(last - 2).expect("the look");
             assert_eq!(sends.room(2), 0);
-            // Both: what is not signalled ends with what is behind it.
+            // Both are done: an unsignaled request ends with the one behind it.
             sends.under_way.take(last).expect("the last");
         }
     }

@@ -1,4 +1,4 @@
-//! The registrations of one protection domain by key: where the memory of a range lies, for posts that copy it.
+//! The registrations of one protection domain, by key. Posts that copy bytes find their memory here.
 
 use super::Shared;
 use super::sys::Mr;
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// See the module.
+/// The registrations by local key; see the module.
 #[derive(Default)]
 pub(super) struct Regions(RwLock<HashMap<u32, Arc<Mr>>>);
 
@@ -29,7 +29,7 @@ impl Regions {
         VerbsMr { main, reading, reach, pinned, regions: self.clone(), device: device.clone() }
     }
 
-    /// By local key. Nobody deregisters meanwhile.
+    /// All registrations by local key. None can be deregistered while the guard lives.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, HashMap<u32, Arc<Mr>>> {
         self.0.read()
     }
@@ -37,12 +37,12 @@ impl Regions {
 
 /// Registered memory.
 pub(super) struct VerbsMr {
-    /// What `rkey` names: all of it, or what is behind the owner's bytes.
+    /// The registration of `rkey`: the whole memory, or the part behind the owner's bytes.
     main: Arc<Mr>,
-    /// All of it, to be read only; where there are owner's bytes.
+    /// A registration of the whole memory for reading, if there are owner's bytes.
     reading: Option<Mr>,
     reach: FlushReach,
-    /// Bytes of both.
+    /// Bytes of both registrations.
     pinned: u64,
     regions: Arc<Regions>,
     device: Arc<Shared>,
@@ -76,7 +76,7 @@ impl MemoryRegion for VerbsMr {
 
 impl Drop for VerbsMr {
     fn drop(&mut self) {
-        // Waits for posts that copy. Before the RNIC can give the key to another: it is deregistered behind this.
+        // Waits for posts that copy. The RNIC deregisters after this, so it cannot have given the key to another region yet.
         self.regions.0.write().remove(&self.main.lkey());
         self.device.pinned_bytes.fetch_sub(self.pinned, Ordering::Relaxed);
     }

@@ -1,11 +1,11 @@
 //! Shared receive queues over libibverbs.
 //!
 //! # How it works
-//! Receives come back in any order, so each has a slot here, whose number is part of the RNIC's name for it; the rest of the name says that it
-//! is shared, and of which queue: a completion whose queue pair is gone finds its way here without it ([`VerbsSrq::give_back`]). A slot is
-//! free again when its completion was polled.
+//! Receives come back in any order, so each has a slot here, whose number is part of its `wr_id`. The rest of the `wr_id` says that the receive is
+//! shared, and of which queue: so a completion finds its shared queue even if its queue pair is gone ([`VerbsSrq::give_back`]). A slot is free again
+//! when its completion was polled.
 //!
-//! Its receives can all complete into one completion queue, so it is promised room in each that a queue pair with it completes into.
+//! All receives may complete into one completion queue, so each completion queue of a queue pair that uses them promises room for all.
 
 use super::cq::{Promise, VerbsCq, Waiting};
 use super::queue::{RECEIVE, local};
@@ -18,11 +18,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Set in the RNIC's name for a receive of a shared queue, besides [`RECEIVE`].
+/// Set in the `wr_id` of a shared receive, besides [`RECEIVE`].
 const SHARED: u64 = 1 << 62;
-/// Where the queue's number begins in it; the slot's is below.
+/// Position of the queue's number in the `wr_id`; the bits below are the slot's number.
 const NUMBER_SHIFT: u32 = 32;
-/// Numbers of queues: more than there are at any time.
+/// More numbers than there are queues at any time.
 const NUMBERS: u32 = 1 << 30;
 
 /// Posted receives by slot.
@@ -31,28 +31,28 @@ struct Slots {
     free: Vec<u32>,
 }
 
-/// See the module.
+/// A shared receive queue; see the module.
 pub(super) struct VerbsSrq {
     raw: Arc<Srq>,
     number: u32,
     depth: u32,
-    /// Held while posting, so that a slot is taken once.
+    /// Locked while posting, so that each slot is taken once.
     slots: Mutex<Slots>,
-    /// Completed, and not polled by the user yet.
+    /// Number of completions that the user has not polled yet.
     unpolled: Arc<AtomicU32>,
     /// Relaxed: a figure.
     ran_dry: AtomicU64,
     promises: Mutex<Vec<Promise>>,
 }
 
-/// Which shared queue a receive is of, if it is of one, by the RNIC's name for it.
+/// The number of the shared queue of a receive with this `wr_id`; `None`: the receive is not shared.
 pub(super) fn queue_of(wr_id: u64) -> Option<u32> {
     let is_shared = wr_id & (RECEIVE | SHARED) == RECEIVE | SHARED;
     is_shared.then_some((wr_id >> NUMBER_SHIFT) as u32 % NUMBERS)
 }
 
 impl VerbsSrq {
-    /// `number` tells it from others of its device.
+    /// `number` distinguishes it from other shared queues of its device.
     pub(super) fn new(pd: &Arc<Pd>, number: u32, depth: u32) -> io::Result<Self> {
         Ok(Self {
             raw: Arc::new(Srq::new(pd, depth)?),
@@ -73,10 +73,10 @@ impl VerbsSrq {
         self.number
     }
 
-    /// Its completions can come to this queue from now on.
+    /// From now on its receives may complete into `queue`.
     ///
     /// # Errors
-    /// The RNIC has no queue as long as that.
+    /// The RNIC has no queue of that length.
     pub(super) fn completes_into(self: &Arc<Self>, queue: &Arc<VerbsCq>) -> io::Result<()> {
         let mut promises = self.promises.lock();
         if !promises.iter().any(|promise| promise.is_of(queue)) {
@@ -86,12 +86,12 @@ impl VerbsSrq {
         Ok(())
     }
 
-    /// The receive with this name of the RNIC's has completed: the user's name for it.
+    /// The receive with this `wr_id` has completed: returns the user's name for it.
     pub(super) fn take(&self, wr_id: u64) -> Option<WrId> {
         let slot = wr_id as u32;
         let mut slots = self.slots.lock();
         let taken = slots.posted.get_mut(slot as usize)?.take()?;
-        // Counted before the slot is free: what is posted and what waits to be polled are never more than the depth.
+        // Counted before the slot is free, so that posted receives and unpolled completions together are never more than the depth.
         self.unpolled.fetch_add(1, Ordering::Relaxed);
         slots.free.push(slot);
         if slots.free.len() == self.depth as usize {
@@ -105,7 +105,7 @@ impl VerbsSrq {
         Waiting { completion, unpolled: Some(self.unpolled.clone()) }
     }
 
-    /// A receive of a queue pair that is gone: nobody wants its message, and its memory is free.
+    /// Takes a receive of a queue pair that is gone: its message is dropped, and its memory is free.
     pub(super) fn give_back(&self, wr_id: u64, qp: QpNumber) -> Option<Waiting> {
         let completion = Completion {
             wr_id: self.take(wr_id)?,

@@ -1,13 +1,13 @@
-//! libibverbs and librdmacm, with owners for what they give and errors in place of numbers. All that is unsafe of this provider is here and in
-//! its parts: `address`, `cq`, `srq` (shared receive queues), `mw` (memory windows).
+//! libibverbs and librdmacm, with owners for their objects, and errors instead of numbers. All `unsafe` code of this provider is here and in its
+//! parts: `address`, `cq`, `srq` (shared receive queues), `mw` (memory windows).
 //!
 //! # Invariants
-//! * What is made is destroyed once, after everything that was made with it: each owner holds the owners of what it needs.
-//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers. But for memory that is followed:
-//!   that is at its own addresses, because rdma_rxe of Linux 7.2 looks every address of such a region up there, whatever it was registered as.
+//! * Each object is destroyed once, after all objects that were made with it: each owner holds the owners of what it needs.
+//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers. Only memory that an RNIC follows
+//!   has its real addresses, because rdma_rxe of Linux 7.2 looks up every address of such a region there, whatever it was registered as.
 //! * A context belongs to librdmacm, which never closes it.
 
-use super::ends::Ends;
+use super::ends::{Ending, Ends};
 use super::sys_flush::{self, Abilities, Flush};
 mod address;
 mod cq;
@@ -29,9 +29,9 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a call gave that returns 0, or an error in errno.
+/// The result of a call that returns 0, or sets errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -40,7 +40,7 @@ pub(super) fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
-/// Makes a descriptor of a library's not block.
+/// Makes a library's descriptor non-blocking.
 fn unblock(fd: RawFd) -> io::Result<()> {
     // SAFETY: the library that gave the number keeps the descriptor open, and this borrows it for two calls.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -57,18 +57,18 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What bounds an RNIC's queues.
+/// The bounds of an RNIC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Work requests of a queue.
     pub(super) queue_depth: u32,
     /// Completions of a queue.
     pub(super) completions: u32,
-    /// There are windows of type 2B.
+    /// The RNIC has windows of type 2B.
     pub(super) has_windows: bool,
-    /// Receives of a shared queue; 0: there are none.
+    /// Receives of a shared queue; 0: the RNIC has no shared queues.
     pub(super) shared_receives: u32,
-    /// Queue pairs of all who use the RNIC.
+    /// Queue pairs of all users of the RNIC together.
     pub(super) queue_pairs: u32,
     /// READs and atomics of one queue pair.
     pub(super) reads: ReadDepth,
@@ -79,7 +79,7 @@ impl Context {
         self.0.as_ptr()
     }
 
-    /// As the kernel calls it.
+    /// The kernel's name of the device.
     pub(super) fn name(self) -> String {
         // SAFETY: the context is open; the name is a string in memory of the library's, copied at once.
         unsafe {
@@ -142,7 +142,7 @@ impl Drop for Pd {
     }
 }
 
-/// What of `Access` the RNIC is told.
+/// The rights that the RNIC is told.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Rights {
     pub(super) local_write: bool,
@@ -151,7 +151,7 @@ pub(super) struct Rights {
     pub(super) remote_atomic: bool,
     pub(super) flush_global: bool,
     pub(super) flush_persistent: bool,
-    /// Windows can be bound to it.
+    /// Windows can be bound to the region.
     pub(super) windows: bool,
 }
 
@@ -178,7 +178,7 @@ pub(super) struct Mr {
     raw: NonNull<ffi::ibv_mr>,
     pub(super) memory: Pinned,
     pub(super) first_address: u64,
-    /// Where in the memory it begins.
+    /// Offset in the memory at which the registration begins.
     from: u64,
     _pd: Arc<Pd>,
 }
@@ -189,15 +189,15 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Pins the memory from an offset on, which is a whole number of pages: those stay where they are until this is dropped. Memory whose
-    /// pages are pointed is registered whole, and not pinned but followed, which takes an RNIC with on-demand paging.
+    /// Pins the memory from an offset on, which must be a whole number of pages: the pages stay where they are until this is dropped. Memory whose
+    /// pages are pointed is registered as a whole, and not pinned but followed, for which the RNIC needs on-demand paging.
     pub(super) fn new(
         pd: &Arc<Pd>,
         memory: Arc<SharedMemory>,
         from: usize,
         rights: Rights,
     ) -> io::Result<Self> {
-        // Of a region that peers write, the RNIC is the writer (IBTA volume 1, 10.6.3.1).
+        // When peers write to a region, this side's RNIC is the writer (IBTA volume 1, 10.6.3.1).
         let local_write = rights.local_write || rights.remote_write || rights.remote_atomic;
         let mut access = Rights { local_write, ..rights }.flags().0 as c_int;
         for (has, flag) in [
@@ -223,7 +223,7 @@ impl Mr {
         Ok(Self { raw: made(raw)?, memory, first_address, from: from as u64, _pd: pd.clone() })
     }
 
-    /// Where a range of it is mapped, for a post that copies.
+    /// The mapped address of a range, for a post that copies.
     fn mapped(&self, local: Local) -> Option<u64> {
         let is_inside = local.offset >= self.from && self.memory.contains(local.offset, local.len.into());
         is_inside.then(|| self.memory.base_address().as_ptr() as u64 + local.offset)
@@ -253,7 +253,7 @@ impl Drop for Mr {
     }
 }
 
-/// Where events of connections come from. Its connections end on a thread of its own (`ends`).
+/// A source of events of connections. Its connections end on a thread of its own (`ends`).
 pub(super) struct Channel {
     raw: NonNull<ffi::rdma_event_channel>,
     ends: Ends,
@@ -269,12 +269,12 @@ unsafe impl Sync for Channel {}
 pub(super) enum Happened {
     AddressResolved,
     RouteResolved,
-    /// Somebody asks to connect: a new identifier.
+    /// A client asks to connect: there is a new identifier.
     Asked,
     Established,
-    /// The peer will not have us; what it said is in the private data.
+    /// The peer refuses; its reason is in the private data.
     Rejected,
-    /// It did not come about: errno.
+    /// The connection could not be made: errno.
     Failed(i32),
     Disconnected,
     Other,
@@ -282,19 +282,21 @@ pub(super) enum Happened {
 
 /// An event.
 pub(super) struct Event {
-    /// Of which identifier: see [`Id::number`]. Of a listener, where somebody asks.
+    /// The number of its identifier: see [`Id::number`]. If a client asks, the listener's.
     pub(super) id: usize,
     pub(super) what: Happened,
-    /// Who asks.
+    /// The identifier of the client that asks.
     pub(super) asker: Option<Id>,
     pub(super) private: Vec<u8>,
-    /// READs that the peer wants to have under way at us, and lets us have under way at it.
+    /// READs that the peer asks to have under way here, and that this side may have under way at the peer.
     pub(super) reads: ReadDepth,
+    /// Retransmissions that who asks wants our RNIC to make.
+    pub(super) retries: u8,
 }
 
 impl Channel {
     /// `ending` counts identifiers that are over and that the kernel has not let go of.
-    pub(super) fn new(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+    pub(super) fn new(ending: &Arc<Ending>) -> io::Result<Arc<Self>> {
         let ends = Ends::start(ending)?;
         // SAFETY: no preconditions.
         let raw = made(unsafe { ffi::rdma_create_event_channel() })?;
@@ -309,7 +311,7 @@ impl Channel {
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).fd) }
     }
 
-    /// The next event, if there is one. It is acknowledged already: an identifier can be destroyed whatever becomes of its events.
+    /// The next event, if there is one. It is already acknowledged, so the identifier can be destroyed before the event is looked at.
     pub(super) fn next(self: &Arc<Self>) -> Option<Event> {
         use ffi::rdma_cm_event_type as kind;
         let mut raw = null_mut();
@@ -335,15 +337,16 @@ impl Channel {
                 _ => Happened::Other,
             };
             let carries = matches!(what, Happened::Asked | Happened::Established | Happened::Rejected);
-            let (mut private, mut reads) = (Vec::new(), ReadDepth { at_us: 0, of_us: 0 });
+            let (mut private, mut reads, mut retries) = (Vec::new(), ReadDepth { at_us: 0, of_us: 0 }, 0);
             if carries {
                 let conn = &event.param.conn;
                 if !conn.private_data.is_null() {
                     let bytes = conn.private_data.cast::<u8>();
                     private = std::slice::from_raw_parts(bytes, conn.private_data_len.into()).to_vec();
                 }
-                // Of an event they are told from the side of who gets it (rdma_get_cm_event(3)).
+                // In an event the numbers are from the receiver's point of view (rdma_get_cm_event(3)).
                 reads = ReadDepth { at_us: conn.responder_resources, of_us: conn.initiator_depth };
+                retries = conn.retry_count;
             }
             let (id, asker) = if what == Happened::Asked {
                 let asker = NonNull::new(event.id).map(|raw| Id::adopt(raw, self));
@@ -352,7 +355,7 @@ impl Channel {
                 (event.id as usize, None)
             };
             ffi::rdma_ack_cm_event(raw);
-            Some(Event { id, what, asker, private, reads })
+            Some(Event { id, what, asker, private, reads, retries })
         }
     }
 }
@@ -369,18 +372,20 @@ impl Drop for Channel {
 pub(super) struct Capacities {
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
-    /// Bytes that a post copies at most.
+    /// The most bytes that a post copies.
     pub(super) max_inline: u32,
 }
 
 /// Retransmissions before a connection is given up: some seconds with the time-outs that the connection manager derives of the path. A path that
 /// is gone for longer is a lost connection. Not 7, the most there are: rdma_rxe takes that for "for ever" (6.12, `rxe_comp.c`), and a peer that
-/// went without a word would never be missed.
-const RETRIES: u8 = 6;
+/// went without a word would never be missed. Who asks to connect chooses for both sides (IBTA volume 1, 12.6.5), so who asks for more is refused.
+pub(super) const RETRIES: u8 = 6;
+/// The longest time between two of them, as a power of two of 4.096 us: 8.6 s. Paths of large fabrics have some 20.
+const TIMEOUT_MOST: u8 = 21;
 /// 7: for ever. A message waits for its receive, as over the other links; whoever waits too long for an answer gives the connection up.
 const RNR_RETRIES: u8 = 7;
 
-/// READs under way, in either direction.
+/// READs that may be under way, in each direction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadDepth {
     pub(super) at_us: u8,
@@ -388,7 +393,7 @@ pub(super) struct ReadDepth {
 }
 
 impl ReadDepth {
-    /// What both sides can.
+    /// The most that both sides can do.
     pub(super) fn min(self, other: Self) -> Self {
         Self { at_us: self.at_us.min(other.at_us), of_us: self.of_us.min(other.of_us) }
     }
@@ -401,9 +406,9 @@ type MadeWith = (Arc<Pd>, [Arc<Cq>; 2], Option<Arc<Srq>>);
 pub(super) struct Id {
     raw: NonNull<ffi::rdma_cm_id>,
     channel: Option<Arc<Channel>>,
-    /// It has sent nothing that could keep it, and its address is to be free when it is gone.
+    /// A listener has sent nothing that could delay its destruction, and its address must be free when it is gone.
     listens: AtomicBool,
-    /// What its queue pair was made with, which stays until that is gone.
+    /// What the queue pair was made with, kept until the queue pair is destroyed.
     made_with: Option<MadeWith>,
 }
 
@@ -417,7 +422,7 @@ impl Id {
         Self { raw, channel: Some(channel.clone()), listens: AtomicBool::new(false), made_with: None }
     }
 
-    /// One whose events come by a channel, or, without one, whose calls wait.
+    /// An identifier whose events come through a channel, or, without one, whose calls block.
     pub(super) fn new(channel: Option<&Arc<Channel>>) -> io::Result<Self> {
         let events = channel.map_or(null_mut(), |channel| channel.raw.as_ptr());
         let mut raw = null_mut();
@@ -433,12 +438,12 @@ impl Id {
         })
     }
 
-    /// Names it in events.
+    /// Names the identifier in events.
     pub(super) fn number(&self) -> usize {
         self.raw.as_ptr() as usize
     }
 
-    /// The RNIC, once an address says which.
+    /// The RNIC, once an address has determined it.
     pub(super) fn context(&self) -> Option<Context> {
         // SAFETY: the identifier is there; librdmacm sets the field before the call or event that says so.
         NonNull::new(unsafe { (*self.raw.as_ptr()).verbs }).map(Context)
@@ -466,7 +471,7 @@ impl Id {
         address_of(unsafe { &(*self.raw.as_ptr()).route.addr.dst_addr_union.dst_storage })
     }
 
-    /// `from` an address of this machine, or from the one that the way there begins at.
+    /// `from` is an address of this machine; `None`: the one at which the route begins.
     pub(super) fn resolve_address(
         &self,
         from: Option<SocketAddr>,
@@ -482,7 +487,7 @@ impl Id {
         })
     }
 
-    /// The port, and the address there that connections have, once an address says which.
+    /// The port, and the address that connections have there, once an address has determined them.
     pub(super) fn port(&self) -> (u8, Ipv6Addr) {
         // SAFETY: the identifier is there; librdmacm sets both before the call or event that says so. Every variant of the union is 16 bytes.
         unsafe {
@@ -491,20 +496,37 @@ impl Id {
         }
     }
 
-    /// Of its connection.
-    pub(super) fn path_mtu_bytes(&self) -> Option<u32> {
-        self.made_with.as_ref()?;
+    /// What the RNIC says of its queue pair.
+    fn query(&self, mask: ffi::ibv_qp_attr_mask) -> io::Result<ffi::ibv_qp_attr> {
+        assert!(self.made_with.is_some(), "there is a queue pair");
         let mut attributes = MaybeUninit::<ffi::ibv_qp_attr>::zeroed();
         let mut made_as = MaybeUninit::<ffi::ibv_qp_init_attr>::zeroed();
-        let mask = ffi::ibv_qp_attr_mask::IBV_QP_PATH_MTU.0 as c_int;
         // SAFETY: the queue pair is there; the library fills the plain structures in, of which all zeros is a value, too.
-        let mtu = unsafe {
+        unsafe {
             let qp = (*self.raw.as_ptr()).qp;
-            if ffi::ibv_query_qp(qp, attributes.as_mut_ptr(), mask, made_as.as_mut_ptr()) != 0 {
-                return None;
+            match ffi::ibv_query_qp(qp, attributes.as_mut_ptr(), mask.0 as c_int, made_as.as_mut_ptr()) {
+                0 => Ok(attributes.assume_init()),
+                error => Err(io::Error::from_raw_os_error(error.abs())),
             }
-            attributes.assume_init().path_mtu
-        };
+        }
+    }
+
+    /// Fails if the RNIC would take longer than some minutes to give a peer up that answers nothing: with the wish to connect comes the time
+    /// between retransmissions, too. Of a connected queue pair.
+    pub(super) fn misses_its_peer(&self) -> io::Result<()> {
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_TIMEOUT | ffi::ibv_qp_attr_mask::IBV_QP_RETRY_CNT;
+        let ffi::ibv_qp_attr { timeout, retry_cnt, .. } = self.query(mask)?;
+        if timeout <= TIMEOUT_MOST && retry_cnt <= RETRIES {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "the peer would have {retry_cnt} retransmissions, each after 4 us * 2^{timeout}: more than {RETRIES} after 2^{TIMEOUT_MOST}"
+        )))
+    }
+
+    /// Of its connection.
+    pub(super) fn path_mtu_bytes(&self) -> Option<u32> {
+        let mtu = self.query(ffi::ibv_qp_attr_mask::IBV_QP_PATH_MTU).ok()?.path_mtu;
         // IBV_MTU_256 is 1, and each next one twice that (verbs.h, enum ibv_mtu).
         (1..=5).contains(&mtu).then(|| 128 << mtu)
     }
@@ -514,7 +536,7 @@ impl Id {
         done(unsafe { ffi::rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
     }
 
-    /// Makes the queue pair, once. Gives its number, and how many bytes a post copies: less than was wished for, where the RNIC has less.
+    /// Makes the queue pair, once. Returns its number, and how many bytes a post copies: less than asked for if the RNIC can copy less.
     pub(super) fn make_qp(
         &mut self,
         pd: &Arc<Pd>,
@@ -544,7 +566,7 @@ impl Id {
             // SAFETY: the domain and all queues are there and stay: `made_with` holds them until the queue pair is destroyed.
             match unsafe { sys_flush::create_qp(self.raw, pd, &mut attributes, abilities) } {
                 Ok(()) => break attributes.cap.max_inline_data,
-                // No attribute of an RNIC says how many it can copy.
+                // No attribute of an RNIC tells how many bytes it can copy.
                 Err(_) if capacities.max_inline > 0 => capacities.max_inline /= 2,
                 Err(error) => return Err(error),
             }
@@ -552,7 +574,7 @@ impl Id {
         self.made_with = Some((pd.clone(), [send_cq.clone(), recv_cq.clone()], shared.cloned()));
         // SAFETY: the queue pair was just made.
         let number = unsafe { (*(*self.raw.as_ptr()).qp).qp_num };
-        // RNICs round up; what nobody wished for is not promised.
+        // RNICs round up; no more is promised than was asked for.
         Ok((number, granted.min(capacities.max_inline)))
     }
 
@@ -582,21 +604,21 @@ impl Id {
         done(unsafe { ffi::rdma_accept(self.raw.as_ptr(), &mut param) })
     }
 
-    /// Refuses who asks.
+    /// Refuses a client that asks.
     pub(super) fn reject(&self, private: &[u8]) {
         let len = u8::try_from(private.len()).expect("private data is short");
         // SAFETY: as `connect`. If it fails the peer is gone.
         unsafe { ffi::rdma_reject(self.raw.as_ptr(), private.as_ptr().cast(), len) };
     }
 
-    /// The queue pair goes into the error state, and the peer is told.
+    /// Puts the queue pair into the error state, and tells the peer.
     pub(super) fn disconnect(&self) {
         // SAFETY: the identifier is there. If it fails there is no connection.
         unsafe { ffi::rdma_disconnect(self.raw.as_ptr()) };
     }
 
-    /// Sets how soon a peer sends a message again for which there was no receive (IBTA volume 1, table 45: 12 is 0.64 ms; the connection
-    /// manager leaves it at 0, which is 655 ms). Of a connected queue pair.
+    /// Sets how soon a peer repeats a message that found no receive (IBTA volume 1, table 45: 12 is 0.64 ms; the connection manager leaves it at 0,
+    /// which is 655 ms). For a connected queue pair.
     pub(super) fn hurry_messages(&self) -> io::Result<()> {
         assert!(self.made_with.is_some(), "there is a queue pair");
         // SAFETY: all zeros is a value of this plain structure; what the mask does not name is not looked at.
@@ -617,8 +639,8 @@ impl Id {
         receive_with(wr_id, local, |wr, bad| unsafe { ffi::ibv_post_recv((*self.raw.as_ptr()).qp, wr, bad) })
     }
 
-    /// Posts send work requests, with one doorbell but for each FLUSH among them. On an error it says how many were posted. Under a lock of
-    /// the caller's.
+    /// Posts send work requests, with one doorbell, and one more for each FLUSH among them. The error contains how many were posted. The caller holds
+    /// a lock meanwhile.
     pub(super) fn post_send(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
         assert!(self.made_with.is_some(), "there is a queue pair to post to");
         let is_flush = |request: &Posted| matches!(request.what, What::Flush(_));
@@ -640,7 +662,7 @@ impl Id {
         Ok(())
     }
 
-    /// Posts what `ibv_post_send` knows.
+    /// Posts requests that `ibv_post_send` supports.
     fn post_run(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
         let mut sges: Vec<_> = requests.iter().map(Posted::raw_local).collect();
         let mut wrs: Vec<ffi::ibv_send_wr> = requests
@@ -714,7 +736,7 @@ pub(super) struct Far {
     pub(super) offset: u64,
 }
 
-/// What is posted.
+/// The operation of a posted request.
 #[derive(Clone, Copy)]
 pub(super) enum What<'r> {
     Send,
@@ -732,7 +754,7 @@ pub(super) enum What<'r> {
         far: Far,
         add: u64,
     },
-    /// A window's, with its new key.
+    /// Binds a window, with its new key.
     Bind {
         window: &'r Mw,
         rkey: u32,
@@ -752,13 +774,13 @@ pub(super) struct Posted<'r> {
     pub(super) wr_id: u64,
     pub(super) what: What<'r>,
     pub(super) local: Option<Local>,
-    /// The local range's region, of a SEND or WRITE that the post is to copy.
+    /// The region of the local range, for a SEND or WRITE that the post copies.
     pub(super) inline: Option<&'r Mr>,
     pub(super) signaled: bool,
 }
 
 impl Posted<'_> {
-    /// Where the post copies from, if it does.
+    /// The address from which the post copies, if it does.
     fn mapped(&self) -> Option<u64> {
         self.inline?.mapped(self.local?)
     }

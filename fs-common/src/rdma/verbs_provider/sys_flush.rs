@@ -1,14 +1,14 @@
-//! FLUSH through libibverbs: whether device and library have it, queue pairs that can, and posting. Unsafe like `sys`, and beside it because
-//! the call is newer than the oldest library that this runs with.
+//! FLUSH through libibverbs: whether device and library support it, queue pairs that can FLUSH, and posting. It has `unsafe` code like `sys`, and is
+//! a part of its own because the call is newer than the oldest library that this runs with.
 //!
-//! # How it is found out
-//! The device says in its attributes what it can (kernel 6.2 on). The library has `ibv_wr_flush` since rdma-core 46; an older one, and a
-//! provider without it, refuse a queue pair that asks for the operation. So one queue pair is tried at the start ([`Abilities::of`]), and
-//! only if that was made is the function pointer looked at that newer libraries have behind the others: its place in `ibv_qp_ex`
-//! is part of their ABI. `ibv_post_send` knows no FLUSH in any version.
+//! # How support is found
+//! The device's attributes tell what it can do (kernel 6.2 on). The library has `ibv_wr_flush` since rdma-core 46; an older one, and a provider
+//! without it, refuse a queue pair that asks for the operation. So one queue pair is tried at the start ([`Abilities::of`]). Only if it could be
+//! made, the function pointer is used that newer libraries have behind the others: its place in `ibv_qp_ex` is part of their ABI. `ibv_post_send` has
+//! no FLUSH in any version.
 //!
 //! # With other requests
-//! Batches of `ibv_post_send` and of this interface may follow one another on one queue pair (ibv_wr_post(3)); whoever posts holds a lock.
+//! Batches of `ibv_post_send` and of this interface may follow one another on one queue pair (ibv_wr_post(3)); the poster holds a lock.
 
 use super::sys::{Context, Far, Pd, done, made};
 use crate::rdma::verbs::FlushReach;
@@ -28,30 +28,30 @@ pub(super) const ACCESS_FLUSH_GLOBAL: c_int = 1 << 8;
 pub(super) const ACCESS_FLUSH_PERSISTENT: c_int = 1 << 9;
 /// `IBV_QP_EX_WITH_FLUSH`, reserved in older libraries.
 const OP_FLUSH: u64 = 1 << 11;
-/// What else is posted, by either interface: a provider may size its queue by these. In the order of `ibv_qp_create_send_ops_flags`: WRITE, with
-/// immediate, SEND, with immediate, READ, compare and swap, fetch and add, local invalidate, bind window, send with invalidate.
+/// All other operations that either interface posts, since a provider may size its queue by them. In the order of `ibv_qp_create_send_ops_flags`:
+/// WRITE, with immediate, SEND, with immediate, READ, compare and swap, fetch and add, local invalidate, bind window, send with invalidate.
 const OPS: u64 = (1 << 10) - 1;
 /// `IBV_FLUSH_GLOBAL`, `IBV_FLUSH_PERSISTENT`: the placement type; `IBV_FLUSH_RANGE`: the selectivity level.
 const FLUSH_GLOBAL: u8 = 1;
 const FLUSH_PERSISTENT: u8 = 2;
 const FLUSH_RANGE: u8 = 0;
 
-/// What device and library can.
+/// What device and library support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Abilities {
-    /// How far the device takes FLUSHes of peers. No library is asked for that.
+    /// How far the device executes peers' FLUSHes. This does not depend on the library.
     pub(super) as_target: FlushReach,
-    /// How far a FLUSH goes that is posted here.
+    /// How far a FLUSH that is posted here can reach.
     pub(super) as_initiator: FlushReach,
     pub(super) atomic_write: bool,
 }
 
 impl Abilities {
-    /// Asks the device, and tries the library if there is something to try it for.
+    /// Asks the device; if it supports anything, tries the library.
     pub(super) fn of(context: Context) -> Self {
         let flags = device_flags(context).unwrap_or(0);
         let has = |flag| flags & flag != 0;
-        // Persistence without visibility would be of no use: whoever reads must find what is persistent.
+        // Persistence without visibility would be of no use: readers must find the persistent bytes.
         let as_target = match (has(CAP_FLUSH_GLOBAL), has(CAP_FLUSH_PERSISTENT)) {
             (false, _) => FlushReach::None,
             (true, false) => FlushReach::Visibility,
@@ -63,9 +63,8 @@ impl Abilities {
     }
 }
 
-/// The part of a context that has the calls that are newer than `ibv_context`, if it goes as far as the call that is `at` bytes from
-/// its beginning: newer calls stand before older ones (`verbs_get_ctx_op` of verbs.h). The bindings' own form of it finds none on
-/// machines of 64 bits.
+/// The part of a context with the calls that are newer than `ibv_context`, if it reaches to the call at `at` bytes from its beginning: newer calls
+/// come before older ones (`verbs_get_ctx_op` of verbs.h). The bindings' own version of this finds none on machines of 64 bits.
 ///
 /// # Safety
 /// The context is open.
@@ -82,7 +81,7 @@ unsafe fn extension(context: Context, at: usize) -> Option<NonNull<ffi::verbs_co
     }
 }
 
-/// `device_cap_flags_ex`.
+/// The device's `device_cap_flags_ex`.
 fn device_flags(context: Context) -> Option<u64> {
     let mut attributes = MaybeUninit::<ffi::ibv_device_attr_ex>::zeroed();
     let len = size_of::<ffi::ibv_device_attr_ex>();
@@ -95,7 +94,7 @@ fn device_flags(context: Context) -> Option<u64> {
     }
 }
 
-/// Whether the library makes a queue pair that can FLUSH.
+/// Whether the library can make a queue pair with FLUSH.
 fn library_knows_flush(context: Context) -> io::Result<bool> {
     let pd = Pd::new(context)?;
     // SAFETY: the context is open.
@@ -129,7 +128,7 @@ fn library_knows_flush(context: Context) -> io::Result<bool> {
     }
 }
 
-/// The same queue pair, with FLUSH.
+/// The attributes of the same queue pair, with FLUSH.
 fn with_flush(wanted: &ffi::ibv_qp_init_attr, pd: &Pd) -> ffi::ibv_qp_init_attr_ex {
     use ffi::ibv_qp_init_attr_mask as mask;
     // SAFETY: all zeros is a value of this plain structure.
@@ -147,7 +146,7 @@ fn with_flush(wanted: &ffi::ibv_qp_init_attr, pd: &Pd) -> ffi::ibv_qp_init_attr_
     extended
 }
 
-/// Gives a connection's identifier its queue pair, which can FLUSH if `abilities` say so.
+/// Makes the queue pair of a connection's identifier, with FLUSH if `abilities` allow it.
 ///
 /// # Safety
 /// Identifier, domain, and the queues that `wanted` names are there; the latter stay until the queue pair is destroyed.
@@ -161,7 +160,7 @@ pub(super) unsafe fn create_qp(
         let mut extended = with_flush(wanted, pd);
         // SAFETY: the caller's.
         done(unsafe { ffi::rdma_create_qp_ex(id.as_ptr(), &mut extended) })?;
-        // What was granted.
+        // The capacities that were granted.
         wanted.cap = extended.cap;
         return Ok(());
     }
@@ -169,7 +168,7 @@ pub(super) unsafe fn create_qp(
     done(unsafe { ffi::rdma_create_qp(id.as_ptr(), pd.as_ptr(), wanted) })
 }
 
-/// `ibv_qp_ex` as libraries with FLUSH have it: theirs of before, and one function more.
+/// `ibv_qp_ex` in libraries with FLUSH: the older structure, and one more function.
 #[repr(C)]
 struct QpWithFlush {
     before: ffi::ibv_qp_ex,

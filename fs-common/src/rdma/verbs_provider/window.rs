@@ -8,15 +8,15 @@ use crate::rdma::verbs::{Access, CompletionKind, MemoryRegion, PostError, WrId};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// See the module.
+/// A memory window; see the module.
 pub(super) struct VerbsWindow {
-    /// Before the queue pair, which must be there as long as the RNIC knows the window to be bound to it.
+    /// Declared before the queue pair, which must exist as long as the RNIC knows the window as bound to it.
     window: Mutex<Bound>,
     qp: Arc<VerbsQp>,
 }
 
 struct Bound {
-    /// Before the region: it cannot be deregistered with a window on it.
+    /// Declared before the region, which cannot be deregistered while a window is bound to it.
     raw: Mw,
     region: Option<Arc<dyn MemoryRegion>>,
 }
@@ -34,10 +34,10 @@ impl MemoryWindow for VerbsWindow {
         let rights = Rights { remote_read, remote_write, remote_atomic, ..Rights::default() };
         let mut bound = self.window.lock();
         let rkey = bound.raw.next_rkey();
-        // No lock is held while posting. The binding's own reference keeps it registered.
+        // No lock of the registrations is held while posting. The reference keeps the region registered.
         let registered = self.qp.regions().read().get(&region.lkey().0).cloned();
         let Some(registered) = registered else {
-            // Of another domain: as the RNIC would say it.
+            // The region is of another domain: the result is as if the RNIC had refused it.
             self.qp.fail();
             return Err(PostError::BadState { state: crate::rdma::QpState::Error });
         };
@@ -48,7 +48,7 @@ impl MemoryWindow for VerbsWindow {
         Ok(Rkey(rkey))
     }
 
-    /// The region stays until the next binding, or the end: the RNIC has yet to do this.
+    /// Keeps the region until the next binding, or the end: the RNIC has not executed this yet.
     fn invalidate(&self, wr_id: WrId) -> Result<(), PostError> {
         let bound = self.window.lock();
         let what = What::Invalidate { rkey: bound.raw.rkey() };

@@ -7,21 +7,21 @@ use crate::redo::record::{ALIGNMENT, LogId, OPERATOR_LEN, encoded_len};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Where the two checkpoints are; one behind the other, so that one READ gets both.
+/// Offset of the two checkpoints. They are adjacent, so that one READ gets both.
 pub const CHECKPOINTS_AT: usize = 128;
 /// Bytes from one checkpoint to the next.
 pub const CHECKPOINT_LEN: usize = 128;
-/// Where records begin.
+/// Offset of the records.
 pub const RECORDS_AT: usize = 4096;
-/// Least ring: two of the shortest records.
+/// Smallest ring: room for two of the shortest records.
 const LEAST_CAPACITY: u64 = 4096;
-/// Most: positions and flush lengths stay within what a queue pair names.
+/// Largest ring: positions and lengths of FLUSHes must fit a work request.
 const MOST_CAPACITY: u64 = 1 << 30;
 
 const MAGIC: [u8; 4] = *b"CFRG";
 const RING_VERSION: u16 = 1;
 
-/// Why there is no ring to be had here.
+/// Why a ring cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// No ring was ever made here.
@@ -30,29 +30,29 @@ pub enum RingError {
     /// Another version.
     #[error("the ring has version {0}, this server knows {RING_VERSION}")]
     Version(u16),
-    /// Identity or both checkpoints are not what was written.
+    /// The identity, or both checkpoints, are damaged.
     #[error("the ring's {0} is damaged; what it holds cannot be recovered")]
     Damaged(&'static str),
-    /// Sizes that cannot be.
+    /// Sizes that a ring cannot have.
     #[error("a ring of {capacity} bytes in steps of {stride} cannot be")]
     Geometry {
         /// Bytes of records.
         capacity: u64,
-        /// Bytes from one beginning to the next at least.
+        /// Least number of bytes from the beginning of a record to that of the next.
         stride: u64,
     },
     /// The record is longer than half of the ring, or than its slot.
     #[error("a record of {len} bytes does not fit a ring that takes {most}")]
     TooLong {
-        /// What it takes.
+        /// Bytes of the record.
         len: usize,
-        /// What may be.
+        /// Bytes that a record may have.
         most: usize,
     },
-    /// What the peer says of the ring cannot be.
+    /// The peer named an impossible head.
     #[error("the peer's head is {0}, which cannot be")]
     Head(u64),
-    /// A record that was announced is not one.
+    /// A record that the peer announced is not there.
     #[error("record {0} was announced and is none")]
     Record(LogSeq),
 }
@@ -80,7 +80,7 @@ impl Geometry {
         if possible { Ok(Self { capacity, stride }) } else { Err(RingError::Geometry { capacity, stride }) }
     }
 
-    /// A ring of records one behind the other.
+    /// A ring in which each record follows the one before directly.
     ///
     /// # Errors
     /// As `new`.
@@ -101,7 +101,7 @@ impl Geometry {
         self.capacity
     }
 
-    /// Bytes from one beginning to the next at least.
+    /// Least number of bytes from the beginning of a record to that of the next.
     pub fn stride(self) -> u64 {
         self.stride
     }
@@ -111,17 +111,17 @@ impl Geometry {
         self.stride > ALIGNMENT as u64
     }
 
-    /// Bytes of memory.
+    /// Bytes of the ring's memory.
     pub fn memory_len(self) -> usize {
         RECORDS_AT + self.capacity as usize
     }
 
-    /// Longest record: two of them fit, so that an empty ring takes one wherever its tail is.
+    /// Longest record: two of them fit, so an empty ring has room for one wherever its tail is.
     pub fn most(self) -> usize {
         if self.is_slots() { self.stride as usize } else { self.capacity as usize / 2 }
     }
 
-    /// Where a position is, in the memory.
+    /// The offset of a position in the memory.
     pub fn place(self, position: u64) -> usize {
         RECORDS_AT + (position % self.capacity) as usize
     }
@@ -131,12 +131,12 @@ impl Geometry {
         self.capacity - position % self.capacity
     }
 
-    /// Bytes a record takes.
+    /// Bytes of the ring that a record of this length takes.
     pub fn taken(self, len: usize) -> u64 {
         (len as u64).next_multiple_of(self.stride)
     }
 
-    /// Whether a record of nothing fits before the end: if not, the end is left out without saying so.
+    /// Whether an empty record fits before the end. If not, the end is skipped without a `Wrap` record.
     pub fn has_room_for_wrap(self, position: u64) -> bool {
         self.rest(position) >= encoded_len(0) as u64
     }
@@ -155,16 +155,16 @@ struct RawIdentity {
 const IDENTITY_LEN: usize = 28;
 const _: () = assert!(size_of::<RawIdentity>() == IDENTITY_LEN);
 const IDENTITY_CRC_AT: usize = 24;
-/// The identity's first word: zero says that there is no ring. Memory never keeps a part of it.
+/// Bytes of the identity's first word, which is zero if there is no ring. A crash cannot leave a part of a word.
 const FIRST_WORD_LEN: usize = 8;
 
-/// There is no ring any more, whatever stands behind the first word.
+/// Makes the ring none, whatever follows the identity's first word.
 pub(super) fn end_identity(memory: &SharedMemory, persistence: &dyn Persistence) -> Result<(), SyncFailed> {
     memory.fill(0, FIRST_WORD_LEN, 0);
     persistence.persist_and_wait(memory, 0, FIRST_WORD_LEN)
 }
 
-/// Writes the identity, the word that says that it is one when all else of it is there to stay.
+/// Writes the identity. Its first word, which makes it valid, is written once the rest is persistent.
 pub(super) fn put_identity(
     memory: &SharedMemory,
     persistence: &dyn Persistence,
@@ -186,7 +186,7 @@ pub(super) fn put_identity(
     persistence.persist_and_wait(memory, 0, FIRST_WORD_LEN)
 }
 
-/// Reads the identity; the memory holds what it says.
+/// Reads the identity, and checks that the memory is as long as the ring that it describes.
 pub(super) fn identity(memory: &SharedMemory) -> Result<Geometry, RingError> {
     if !memory.contains(0, RECORDS_AT as u64) {
         return Err(RingError::Absent);
@@ -231,20 +231,20 @@ struct RawCheckpoint {
 const _: () = assert!(size_of::<RawCheckpoint>() == CHECKPOINT_LEN);
 const CHECKPOINT_CRC_AT: usize = 64;
 
-/// Where a ring stands.
+/// The persistent state of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
     /// Counts checkpoints.
     pub generation: u64,
-    /// Which life.
+    /// The life of the ring.
     pub log: LogId,
     /// Everything before this position has been executed.
     pub position: u64,
     /// The record that begins there.
     pub lsn: LogSeq,
-    /// Whose ring it is.
+    /// The client whose ring it is.
     pub client: ClientId,
-    /// The life before that had records, and the last of them that was executed.
+    /// The last life before that had records, and the last of those records that was executed.
     pub past: (LogId, LogSeq),
 }
 
@@ -263,7 +263,7 @@ impl Checkpoint {
         zerocopy::transmute!(raw)
     }
 
-    /// A checkpoint, if that is one.
+    /// Parses a checkpoint; `None` if it is not valid.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (raw, _) = RawCheckpoint::ref_from_prefix(bytes).ok()?;
         let good = raw.generation.get() != 0
@@ -280,18 +280,18 @@ impl Checkpoint {
         })
     }
 
-    /// The one of the two that counts.
+    /// The valid one of two checkpoints; of two valid ones the newer.
     pub fn latest(bytes: &[u8]) -> Option<Self> {
         let both = bytes.chunks_exact(CHECKPOINT_LEN).take(2).filter_map(Self::parse);
         both.max_by_key(|checkpoint| checkpoint.generation)
     }
 
-    /// Where it is written: not over the one that counts until this one does.
+    /// The offset at which it is written: never over the newest valid checkpoint.
     pub(super) fn place(&self) -> usize {
         CHECKPOINTS_AT + if self.generation.is_multiple_of(2) { CHECKPOINT_LEN } else { 0 }
     }
 
-    /// The one that counts in a ring.
+    /// The newest valid checkpoint of a ring.
     pub(super) fn read(memory: &SharedMemory) -> Option<Self> {
         let mut bytes = [0; 2 * CHECKPOINT_LEN];
         memory.read(CHECKPOINTS_AT, &mut bytes);

@@ -40,13 +40,13 @@
 //! record is longer. Then the buffers of a receive queue can be the ring (SFlush).
 //!
 //! # Ordering
-//! A record's last word is stored after all else of it: by one WRITE whose last aligned word the RNIC stores last
-//! (`Capabilities::word_last`). Where an RNIC promises no such order, a reader looks at a record only after a completion for it. That
-//! is the order in which a poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can be
-//! there without the data: then the checksum in the header decides whether the record is valid.
+//! A record's last word is stored after all its other bytes: by one WRITE whose last aligned word the RNIC stores last (`Capabilities::word_last`).
+//! Where an RNIC promises no such order, a reader looks at a record only after a completion for it. This is the order in which a poller *sees* the
+//! record. Cache lines reach persistent memory in any order before the flush, so after a crash the word can be there without the data: then the
+//! checksum in the header decides whether the record is valid.
 //!
 //! # Invariants
-//! * A record is valid only if everything before it is (invariant 4): reading stops at the first that is not.
+//! * A record is valid only if everything before it is valid: reading stops at the first that is not.
 //! * Nothing between the persistent head and the tail is overwritten.
 //! * A life ends with the crash it did not survive: after recovery the ring gets a new log id, so that records behind the
 //!   first invalid one can never become valid.

@@ -10,33 +10,33 @@ use crate::redo::record::{
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Where the header names log and number, and the length of the data.
+/// Offsets of log and number in the header; the length of the data follows.
 const LOG_AT: usize = 8;
 const LSN_AT: usize = 16;
 const LENGTH_AT: usize = 52;
 
-/// A record taken from a ring: a copy, which nobody can change any more.
+/// A copy of a record of the ring, which the peer cannot change any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// Its number.
     pub lsn: LogSeq,
-    /// What the data is.
+    /// The kind of the data.
     pub kind: RecordKind,
-    /// Whose request it is of.
+    /// The client that made the request.
     pub client: ClientId,
     /// The request's slot.
     pub slot: crate::ids::SlotIndex,
-    /// The request's number in it.
+    /// The request's number in its slot.
     pub seq: u64,
     /// The data.
     pub data: Vec<u8>,
-    /// The position behind it: where the head goes once it has been executed.
+    /// The position behind the record: the head moves there once the record has been executed.
     pub end: u64,
-    /// Where it stands in the ring's memory, the operator word included.
+    /// Offset and length of the record in the ring's memory, including the operator word.
     pub place: (usize, usize),
 }
 
-/// Where a server is in a ring.
+/// A server's position in a ring.
 pub struct RingReader {
     memory: Arc<SharedMemory>,
     persistence: Arc<dyn Persistence>,
@@ -58,7 +58,7 @@ impl RingReader {
         Self { memory, persistence, geometry, checkpoint, position, next, bytes: Vec::new() }
     }
 
-    /// Sizes.
+    /// Sizes of the ring.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -73,7 +73,7 @@ impl RingReader {
         &self.memory
     }
 
-    /// What makes it persistent.
+    /// The way in which the ring becomes persistent.
     pub fn persistence(&self) -> &Arc<dyn Persistence> {
         &self.persistence
     }
@@ -83,10 +83,10 @@ impl RingReader {
         self.next
     }
 
-    /// Looks for the next record; `None`: it is not there, or not whole. Wrap records are followed, not returned.
+    /// Looks for the next record; `None`: it is not there, or not complete. Wrap records are followed, not returned.
     ///
     /// # Errors
-    /// [`RecordError::Version`] only: anything else that is no record may be one in a moment.
+    /// [`RecordError::Version`] only: any other bytes that are no record may become one.
     pub fn poll(&mut self) -> Result<Option<Taken>, RecordError> {
         loop {
             if !self.geometry.has_room_for_wrap(self.position) {
@@ -106,16 +106,16 @@ impl RingReader {
         }
     }
 
-    /// As `poll`, for a record the RNIC has said is there.
+    /// As `poll`, for a record that the RNIC has announced.
     ///
     /// # Errors
-    /// [`RingError::Record`] if it is not.
+    /// [`RingError::Record`] if there is none.
     pub fn take(&mut self) -> Result<Taken, RingError> {
         let lsn = self.next;
         self.poll().ok().flatten().ok_or(RingError::Record(lsn))
     }
 
-    /// The record at the position, and where the next one is.
+    /// The record at the current position, and the position of the next record.
     pub(super) fn look(&mut self) -> Result<(Taken, u64), RecordError> {
         let at = self.geometry.place(self.position);
         let rest = self.geometry.rest(self.position) as usize;
@@ -123,7 +123,7 @@ impl RingReader {
         self.bytes.resize(len, 0);
         self.memory.read(at, &mut self.bytes);
         let (record, parsed_len) = parse(self.checkpoint.log, self.next, &self.bytes)?;
-        // The peer can change its bytes between the two looks; the copy is what counts.
+        // The peer may have changed the bytes since they were copied. Only the copy counts.
         if parsed_len != len {
             return Err(RecordError::Damaged);
         }
@@ -136,7 +136,7 @@ impl RingReader {
         Ok((taken, end))
     }
 
-    /// How long the record is that seems to be here, by its header and its operator word. Cheap where none is.
+    /// The length of the record that seems to be here, from its header and its operator word. Cheap if there is none.
     fn seen_len(&self, at: usize, rest: usize) -> Result<usize, RecordError> {
         if rest < encoded_len(0) {
             return Err(RecordError::Absent);
@@ -155,16 +155,16 @@ impl RingReader {
         if len > rest || len > self.geometry.most() {
             return Err(RecordError::Absent);
         }
-        // Pairs with the store of the last word: who sees it right sees what was stored before it.
+        // Pairs with the store of the last word: a reader that finds it right also finds the bytes stored before it.
         let _operator = word(len - OPERATOR_LEN);
         fence(Ordering::Acquire);
         Ok(len)
     }
 
-    /// Moves the head past what has been executed and makes that persistent. Only then may the client be told.
+    /// Moves the head past executed records, and makes it persistent. The client may be told of it only then.
     ///
     /// # Errors
-    /// [`SyncFailed`]: the ring takes nothing more.
+    /// [`SyncFailed`]: the ring takes no more records.
     pub fn checkpoint_to(&mut self, position: u64, lsn: LogSeq) -> Result<(), SyncFailed> {
         assert!(
             position >= self.checkpoint.position && position <= self.position && lsn <= self.next,
@@ -173,7 +173,7 @@ impl RingReader {
         self.put(Checkpoint { position, lsn, ..self.checkpoint })
     }
 
-    /// Writes the next checkpoint beside the one that counts.
+    /// Writes the next checkpoint beside the newest one.
     pub(super) fn put(&mut self, checkpoint: Checkpoint) -> Result<(), SyncFailed> {
         let checkpoint = Checkpoint { generation: self.checkpoint.generation + 1, ..checkpoint };
         let place = checkpoint.place();
@@ -183,7 +183,7 @@ impl RingReader {
         Ok(())
     }
 
-    /// Keeps what an earlier ring of the same client knew of its last life.
+    /// Keeps the end of the last life that an earlier ring of the same client had.
     ///
     /// # Errors
     /// [`SyncFailed`].
@@ -191,13 +191,13 @@ impl RingReader {
         self.put(Checkpoint { past, ..self.checkpoint })
     }
 
-    /// Begins a new life: nothing in the ring is valid any more.
+    /// Begins a new life: no record of the ring is valid any more.
     ///
     /// # Errors
     /// [`SyncFailed`].
     pub fn renew(&mut self, log: LogId, client: ClientId) -> Result<(), SyncFailed> {
         assert_ne!(log, self.checkpoint.log, "a new life has a new name");
-        // A life without records says nothing of what came before it.
+        // A life without records keeps the past of the life before.
         let executed = LogSeq(self.checkpoint.lsn.0 - 1);
         let past = match executed.0 {
             0 if client == self.checkpoint.client => self.checkpoint.past,

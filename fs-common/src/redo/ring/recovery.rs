@@ -7,7 +7,7 @@
 //! | one checkpoint torn, one valid | a crash while the head moved | the valid one counts |
 //! | a valid record at the head | it may have been acknowledged, and may not have been executed | it is executed |
 //! | no record, or one of an older lap or life | the end | scanning stops |
-//! | a record whose words say it is whole and whose checksum does not | its flush was under way: it was not acknowledged | scanning stops |
+//! | a record whose words are right and whose checksum is wrong | its flush was under way: it was not acknowledged | scanning stops |
 //! | valid records behind that | not acknowledged: their flushes complete in order | never looked at, and a new life makes them invalid |
 
 use super::layout::{Checkpoint, Geometry, RingError, end_identity, identity, put_identity};
@@ -18,30 +18,30 @@ use crate::persist::{Persistence, SyncFailed};
 use crate::redo::record::{LogId, RecordError, RecordKind};
 use std::sync::Arc;
 
-/// Where a scan ended.
+/// Why a scan ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanEnd {
-    /// Nothing is there.
+    /// There is no further record.
     Absent,
-    /// Part of a record is there.
+    /// A part of a record is there.
     Torn,
-    /// A record of another version, which is refused as a whole.
+    /// The record has another version; it is refused as a whole.
     Version(u16),
 }
 
-/// What a ring held.
+/// The contents of a ring that was in use.
 pub struct Recovered {
-    /// Which life.
+    /// The life of the ring.
     pub log: LogId,
-    /// Whose ring it was.
+    /// The client whose ring it was.
     pub client: ClientId,
-    /// Everything that may not have been executed, in order.
+    /// All records that may not have been executed, in order.
     pub records: Vec<Taken>,
-    /// Why there is no more.
+    /// Why the scan ended.
     pub end: ScanEnd,
 }
 
-/// What to begin with.
+/// The result of opening a ring.
 pub enum Recovery {
     /// A ring that holds nothing.
     Fresh(RingReader),
@@ -50,7 +50,7 @@ pub enum Recovery {
 }
 
 impl RingReader {
-    /// Makes a ring, over whatever is there.
+    /// Makes a ring in memory with any contents.
     ///
     /// # Errors
     /// [`SyncFailed`].
@@ -62,7 +62,7 @@ impl RingReader {
         client: ClientId,
     ) -> Result<Self, SyncFailed> {
         assert!(memory.contains(0, geometry.memory_len() as u64), "the memory holds the ring");
-        // The old one goes first, so that no crash in between finds half of each.
+        // The old identity is cleared first, so that no crash in between leaves a mixture of both.
         end_identity(&memory, &*persistence)?;
         memory.fill(0, super::RECORDS_AT, 0);
         persistence.persist_and_wait(&memory, 0, super::RECORDS_AT)?;
@@ -80,7 +80,7 @@ impl RingReader {
         Ok(reader)
     }
 
-    /// Opens what is there, or makes a ring where there is none.
+    /// Opens a ring, or makes one if there is none.
     ///
     /// # Errors
     /// [`RingError`] for a ring that may hold acknowledged records and cannot be read. A sync that fails is
@@ -105,7 +105,7 @@ impl RingReader {
         let Some(checkpoint) = Checkpoint::read(&memory) else {
             let mut bytes = [0; 2 * super::CHECKPOINT_LEN];
             memory.read(super::CHECKPOINTS_AT, &mut bytes);
-            // The first checkpoint is one line's worth and torn at worst; the second was never begun.
+            // At worst the first checkpoint is torn, since the second was never begun.
             return if bytes[super::CHECKPOINT_LEN..].iter().all(|byte| *byte == 0) {
                 fresh(memory, persistence)
             } else {
@@ -126,7 +126,7 @@ impl RingReader {
         Ok(Recovery::Found(reader, recovered))
     }
 
-    /// As `poll`, and says why there is nothing.
+    /// As `poll`, and returns why there is no record.
     fn poll_or_why(&mut self) -> Result<Taken, RecordError> {
         match self.poll()? {
             Some(taken) if taken.kind != RecordKind::Wrap => Ok(taken),

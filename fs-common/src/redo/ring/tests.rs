@@ -1,4 +1,4 @@
-//! The ring against a model: a queue of flushed records. Crashes keep or drop each unflushed cache line by itself.
+//! The ring, compared with a model: a queue of flushed records. A crash keeps or drops each unflushed cache line independently.
 
 use super::layout::{Checkpoint, Geometry, RingError};
 use super::*;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 const LINE: usize = crate::persist::cache_lines::LINE_LEN;
 const CLIENT: ClientId = ClientId(7);
 
-/// Persistent memory as a crash sees it: what was written back is there, of each other line either state is possible.
+/// Persistent memory at a crash: lines that were written back are there, each other line may be old or new.
 struct Medium {
     durable: Mutex<Vec<u8>>,
 }
@@ -35,8 +35,8 @@ impl Medium {
         Arc::new(Self { durable: Mutex::new(vec![0; len]) })
     }
 
-    /// What is there after a crash: of each line that differs, `kept` says whether it got out in time; a line is torn
-    /// only between its words of eight bytes.
+    /// The memory after a crash. For each line that differs, `kept` tells whether it was written in time; a line can be torn only between words of
+    /// eight bytes.
     fn crash(&self, memory: &SharedMemory, mut kept: impl FnMut() -> u16) -> Arc<SharedMemory> {
         let mut durable = self.durable.lock().expect("no panic");
         let mut live = vec![0; durable.len()];
@@ -46,7 +46,7 @@ impl Medium {
                 let words = match kept() % 4 {
                     0 => 0,
                     1 => LINE,
-                    // The store buffer had got so far when the line was written back.
+                    // The line was written back while the store buffer had come as far as this.
                     some => (some as usize * 7 + kept() as usize) % 8 * 8,
                 };
                 durable[..words].copy_from_slice(&live[..words]);
@@ -76,7 +76,7 @@ fn found(recovery: Result<Recovery, RingError>) -> (RingReader, Recovered) {
     }
 }
 
-/// A client, a server, the memory between them, and what must be there.
+/// A client, a server, the memory between them, and a model of what must be in it.
 struct Walk {
     memory: Arc<SharedMemory>,
     medium: Arc<Medium>,
@@ -85,7 +85,7 @@ struct Walk {
     reader: RingReader,
     geometry: Geometry,
     lives: u64,
-    /// Written and not executed yet: data, whether it was flushed.
+    /// Records that were written and not executed yet: the data, and whether it was flushed.
     model: VecDeque<(Vec<u8>, bool)>,
     spans: VecDeque<Span>,
     taken: VecDeque<Taken>,
@@ -130,7 +130,7 @@ impl Walk {
             self.copy(offset, len);
         }
         match torn {
-            // A write that is cut off anywhere: its first bytes are there.
+            // The write was cut off, so only its first bytes are there.
             Some(cut) => self.mirror.copy_to(span.offset, &self.memory, span.offset, cut % span.len),
             None => self.copy(span.offset, span.len),
         }
@@ -138,7 +138,7 @@ impl Walk {
         self.spans.push_back(span);
     }
 
-    /// Flushes everything written, in order, as a queue pair does.
+    /// Flushes all written records, in order, as a queue pair does.
     fn flush(&mut self) {
         for (span, entry) in self.spans.iter().zip(&mut self.model) {
             if !entry.1 {
@@ -160,7 +160,7 @@ impl Walk {
     }
 
     fn checkpoint(&mut self, count: usize) {
-        // Only what is flushed is executed and checkpointed, as a receiver does.
+        // As a receiver, this executes and checkpoints only flushed records.
         let flushed = self.model.iter().take_while(|entry| entry.1).count();
         for _ in 0..count.min(flushed).min(self.taken.len()) {
             let taken = self.taken.pop_front().expect("counted");
@@ -237,7 +237,7 @@ proptest! {
                 Step::Write(len, byte) => walk.write(vec![byte; len], None),
                 Step::WriteTorn(len, cut) => {
                     walk.write(vec![0x5a; len], Some(cut));
-                    // The writer is gone with that: what it leaves is found by a crash.
+                    // The writer is gone, too: the next crash finds the part that it has written.
                     let mut lines = 0u16;
                     walk.crash(&mut || { lines = lines.wrapping_add(3); lines });
                 }
@@ -300,7 +300,7 @@ fn golden_bytes() {
     assert_eq!(identity, expected, "{:#x}", u32::from_le_bytes(identity[24..].try_into().expect("4")));
 }
 
-// Computed by another implementation.
+// Another implementation gave these values.
 const CHECKPOINT_CRC: u32 = 0x6308_19a4;
 const IDENTITY_CRC: u32 = 0x6191_7a45;
 
@@ -322,7 +322,7 @@ fn either_checkpoint_may_be_torn_and_without_one_the_ring_is_refused() {
         walk.memory.copy_to(0, &memory, 0, geometry.memory_len());
         memory.write(place + 20, &[0xff]);
         let (_, recovered) = found(open(&memory));
-        // The one that is left may be the older one: then more is executed again, and nothing is lost.
+        // The checkpoint that is left may be the older one: then more records are executed again, and none is lost.
         assert_eq!(recovered.records.len(), records);
         memory.write(CHECKPOINTS_AT + 20, &[0xff]);
         memory.write(CHECKPOINTS_AT + CHECKPOINT_LEN + 20, &[0xff]);
@@ -332,7 +332,7 @@ fn either_checkpoint_may_be_torn_and_without_one_the_ring_is_refused() {
     }
 }
 
-/// Makes so many ranges persistent; then the power goes.
+/// Makes this number of ranges persistent, then loses power.
 struct Dying {
     medium: Arc<Medium>,
     left: Mutex<usize>,

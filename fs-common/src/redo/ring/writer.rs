@@ -1,56 +1,56 @@
 //! The client's side of a ring: the place of the next record, and the room that is left.
 //!
-//! It owns numbers only. The bytes are staged in the client's memory, which mirrors the ring place by place, so that a
-//! record stays there unchanged until it is checkpointed: it can be written again to the same place.
+//! This module only owns numbers. The bytes are staged in the client's memory, a mirror of the ring with the same offsets. So a record stays there
+//! unchanged until it is checkpointed, and can be written again to the same place.
 
 use super::layout::{Checkpoint, Geometry, RingError};
 use crate::ids::LogSeq;
 use crate::memory::SharedMemory;
 use crate::redo::record::{LogId, OPERATOR_LEN, Record, RecordKind, encode, encoded_len};
 
-/// Bytes of the ring that one record takes up, from its first to its last.
+/// The bytes of the ring that one record takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The record's number.
     pub lsn: LogSeq,
-    /// Where it begins, in the ring's memory.
+    /// Offset of its first byte in the ring's memory.
     pub offset: usize,
     /// Its bytes, the operator word included.
     pub len: usize,
-    /// A record that sends the reader to the beginning stands before it, at this place with this length.
+    /// Offset and length of the wrap record before it, if there is one.
     pub wrap: Option<(usize, usize)>,
 }
 
 impl Span {
-    /// Where the operator word is.
+    /// Offset of the operator word.
     pub fn operator_offset(&self) -> usize {
         self.offset + self.len - OPERATOR_LEN
     }
 }
 
-/// Whether a record fits.
+/// Whether a record fits now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// It does.
+    /// It fits.
     Enough,
-    /// Not until the head has come to this position.
+    /// It fits once the head has reached this position.
     After(u64),
 }
 
-/// Where a client is in its ring.
+/// A client's position in its ring.
 #[derive(Clone, Debug)]
 pub struct RingWriter {
     log: LogId,
     geometry: Geometry,
     tail: u64,
     next: LogSeq,
-    /// The persistent head as last heard of.
+    /// The newest persistent head that the server has told.
     head: u64,
     head_lsn: LogSeq,
 }
 
 impl RingWriter {
-    /// At the beginning of a life of the ring.
+    /// A writer at the beginning of a life of the ring.
     pub fn new(geometry: Geometry, log: LogId) -> Self {
         Self { log, geometry, tail: 0, next: LogSeq(1), head: 0, head_lsn: LogSeq(1) }
     }
@@ -60,12 +60,12 @@ impl RingWriter {
         self.next
     }
 
-    /// Which life.
+    /// The life of the ring.
     pub fn log(&self) -> LogId {
         self.log
     }
 
-    /// Sizes.
+    /// Sizes of the ring.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -80,18 +80,18 @@ impl RingWriter {
         self.tail - self.head
     }
 
-    /// What a record takes: its own bytes and those left out before it, and whether it goes to the beginning.
+    /// Bytes that a record takes, including those that are skipped before it, and whether it wraps to the beginning.
     fn needed(&self, len: usize) -> (u64, bool) {
         let taken = self.geometry.taken(len);
         let rest = self.geometry.rest(self.tail);
-        // With the tail at the beginning the rest is the whole ring, and records are at most half of it.
+        // If the tail is at the beginning, the rest is the whole ring, and records are at most half of it.
         if taken <= rest { (taken, false) } else { (rest + taken, true) }
     }
 
-    /// Whether a record with so much data fits now.
+    /// Whether a record with this much data fits now.
     ///
     /// # Errors
-    /// [`RingError::TooLong`] if it never will.
+    /// [`RingError::TooLong`] if it never fits.
     pub fn room(&self, data_len: usize) -> Result<Room, RingError> {
         let len = encoded_len(data_len);
         if len > self.geometry.most() {
@@ -105,7 +105,7 @@ impl RingWriter {
         Ok(Room::After(self.tail + needed - self.geometry.capacity()))
     }
 
-    /// Puts the next record into the mirror. `record.lsn` is taken from here. The caller asked for room.
+    /// Puts the next record into the mirror; `record.lsn` is not used. The caller has checked the room.
     pub fn put(&mut self, mirror: &SharedMemory, record: &Record<'_>, scratch: &mut Vec<u8>) -> Span {
         let (needed, wraps) = self.needed(encoded_len(record.data.len()));
         assert!(self.used() + needed <= self.geometry.capacity(), "a record is put where there is room");
@@ -133,10 +133,10 @@ impl RingWriter {
         scratch.len()
     }
 
-    /// The server's head as it says it. It never goes back; an older one changes nothing.
+    /// Notes a head that the server has told. The head never goes back: an older one changes nothing.
     ///
     /// # Errors
-    /// [`RingError::Head`] for one beyond what was written.
+    /// [`RingError::Head`] if it lies beyond the tail.
     pub fn heard(&mut self, position: u64, lsn: LogSeq) -> Result<(), RingError> {
         if position > self.tail || lsn > self.next {
             return Err(RingError::Head(position));
@@ -148,7 +148,7 @@ impl RingWriter {
         Ok(())
     }
 
-    /// The same from a checkpoint read one-sidedly; one of another life says nothing.
+    /// The same for a checkpoint that was READ; one of another life changes nothing.
     ///
     /// # Errors
     /// As `heard`.

@@ -1,9 +1,8 @@
-//! One sender, as the receiver sees it: its ring, what of it was taken and executed, and where its answers go.
+//! One sender, at the receiver: its ring, the records that were taken and executed, and the place for its answers.
 //!
 //! # Locks
-//! `state` is held over memory copies, cache-line write-back and, once for many records, over the data sync that moves
-//! the head of a ring on a synced file. `said` comes inside it, is held over posting a message, and never over a sync: the
-//! thread that syncs takes it to say what is persistent.
+//! `state` is held over memory copies, cache-line write-back and, once for many records, over the data sync that moves the head of a ring on a synced
+//! file. `said` is taken inside it and held over posting a message, but never over a sync: the thread that syncs takes it to report persistence.
 
 use super::core::Common;
 use super::kind::Kind;
@@ -27,24 +26,23 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Depth of a connection's queues: requests not known to be persistent, answers and notices fit many times.
+/// Depth of a connection's queues: several times the number of requests, answers and notices that may be under way.
 pub(super) const QUEUE_DEPTH: u32 = 1024;
-/// Buffers of notices under way. One is used again after as many posts, by when the queue pair has taken it.
+/// Buffers of notices. One is used again after this many posts, and by then the queue pair has taken it.
 const NOTICES: usize = QUEUE_DEPTH as usize;
-/// Records after which the head is moved and told, however small they are: well within what a sender may have in the
-/// ring.
+/// Records after which the head is moved and told, however small they are: far fewer than a sender may have in the ring.
 pub(super) const RECORDS_PER_HEAD: u64 = 64;
 const _: () = assert!(4 * RECORDS_PER_HEAD < super::sender_link::IN_RING_MAX);
 const _: () = assert!(super::sender_link::IN_RING_MAX < QUEUE_DEPTH as u64 / 2);
-/// A slowed sender may go on once so much of the bound is free again. Little, so that many short pauses come instead of a
-/// few long ones: those would be all that the sender's 99th percentile shows (measured: half of it made that 850 us).
+/// A slowed sender may go on once this part of the bound is free again. A small part, so that there are many short pauses instead of a few long ones,
+/// which would dominate the sender's 99th percentile (measured: with half of the bound it was 850 us).
 const RESUME_PART: usize = 16;
-/// Ranges of records nobody needed persistent, after which they are made so all the same.
+/// Ranges of records that need not be persistent by themselves; with this number they are made persistent all the same.
 const PASSING_MAX: usize = 64;
-/// `WrId` of receives that are no slots.
+/// `WrId` of receives that are not slots of the ring.
 const PLAIN: u64 = u64::MAX;
 
-/// A request that was taken and not executed yet.
+/// A request that was taken, but not executed yet.
 pub(super) struct Work {
     pub(super) connection: Arc<Connection>,
     lsn: LogSeq,
@@ -55,13 +53,13 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// What is to be done.
+    /// The request to execute.
     pub(super) fn request(&self) -> Request<'_> {
         let Connection { client, log, .. } = *self.connection;
         Request { client, log, lsn: self.lsn, seq: self.seq, body: &self.data[ENVELOPE_LEN..] }
     }
 
-    /// It was executed: answers, if an answer was asked for.
+    /// Reports that the request was executed, and answers it if an answer was asked for.
     pub(super) fn finish(self, status: u32, answer: &[u8]) {
         let Self { connection, lsn, answer_slot, .. } = self;
         let answer = &answer[..answer.len().min(connection.answer_max())];
@@ -79,15 +77,15 @@ struct Progress {
 
 struct State {
     reader: RingReader,
-    /// Taken and not checkpointed, in order. Bounded by the ring.
+    /// Records taken but not checkpointed, in order. Bounded by the ring.
     taken: VecDeque<Progress>,
     /// Slots posted as receives so far.
     posted: u64,
-    /// Places of records that nobody needed persistent yet, merged. Forgotten once all is executed.
+    /// Offset and length of records that need not be persistent by themselves, merged. Cleared once all are executed.
     passing: Vec<(usize, usize)>,
 }
 
-/// What the sender is told, and was.
+/// The state that the sender is told, and the part that it was told.
 struct Said {
     persistent: LogSeq,
     slow: bool,
@@ -96,7 +94,7 @@ struct Said {
     told: (u64, LogSeq),
 }
 
-/// Where a sender's answers go.
+/// The sender's memory for answers.
 #[derive(Clone, Copy)]
 pub(super) struct AnswerSlots {
     pub(super) rkey: Rkey,
@@ -104,7 +102,7 @@ pub(super) struct AnswerSlots {
     pub(super) slot_len: u32,
 }
 
-/// A sender that was welcomed.
+/// A sender that has been welcomed.
 pub(super) struct Connection {
     common: Arc<Common>,
     pub(super) client: ClientId,
@@ -117,19 +115,19 @@ pub(super) struct Connection {
     answers: AnswerSlots,
     state: Mutex<State>,
     said: Mutex<Said>,
-    /// Taken and not executed. Written by poller and executors; relaxed but for its end.
+    /// Requests taken but not executed. Written by poller and executors.
     pub(super) backlog: AtomicUsize,
     pub(super) broken: AtomicBool,
     pub(super) slowed: AtomicU64,
 }
 
-/// Up to where everything was executed, if that is past the head.
+/// The end of the executed records, if it lies behind the head.
 fn finished(state: &State) -> Option<(u64, LogSeq)> {
     let done = state.taken.iter().take_while(|progress| progress.executed);
     done.last().map(|progress| (progress.end, LogSeq(progress.lsn.0 + 1)))
 }
 
-/// Where answers are staged behind the notices, each in a place of its own per slot.
+/// Bytes of outgoing messages: notices, then answers, with one place for each slot.
 fn outgoing_len(answers: &AnswerSlots) -> usize {
     NOTICES * MESSAGE_LEN + answers.slots as usize * answers.slot_len as usize
 }
@@ -145,7 +143,7 @@ impl Connection {
         answers: AnswerSlots,
     ) -> Result<Arc<Self>, RdmaError> {
         let OpenRing { device, reader } = ring;
-        // A sender writes records; who it is and where the head is stays the receiver's to say.
+        // A sender may write records. The receiver alone writes identity and checkpoints.
         let access = Access { remote_atomic: false, own_bytes: RECORDS_AT as u64, ..Access::ALL };
         let region = pd.register_persistent(device.memory().clone(), access, device.persistence().clone())?;
         let kind = kind.over(&common.capabilities, region.flush_reach());
@@ -175,7 +173,7 @@ impl Connection {
         }))
     }
 
-    /// Posts the receives and says welcome.
+    /// Posts the receives, and sends the welcome.
     pub(super) fn welcome(&self) -> Result<(), PostError> {
         let mut state = self.state.lock();
         if self.kind.sends() {
@@ -218,10 +216,10 @@ impl Connection {
         self.say(said, &Message::Notice { persistent, head, head_lsn, slow })
     }
 
-    /// A request arrived, or a batch of them: takes what the RNIC says is there.
+    /// Takes the request, or the batch of requests, that the RNIC has announced.
     pub(super) fn arrived(self: &Arc<Self>, imm: Option<u32>, out: &mut Vec<Work>) -> Result<(), Breach> {
         let mut state = self.state.lock();
-        // What came before and nobody needed persistent is made so with the next that is: a record is valid only if
+        // Earlier records that need not be persistent by themselves become persistent with the next one that must, since a record is valid only if
         // everything before it is.
         let mut range = std::mem::take(&mut state.passing);
         let mut durable = false;
@@ -253,7 +251,7 @@ impl Connection {
             durable |= !passing;
             state.taken.push_back(Progress { lsn, end, executed: false });
             out.push(Work { connection: self.clone(), lsn, seq, data, answer_slot });
-            // At once: whoever ends the connection waits for it, also if what comes next is no request.
+            // Counted at once: whoever ends the connection waits for it, also if the next record is no request.
             self.backlog.fetch_add(1, Ordering::AcqRel);
             last = lsn;
         }
@@ -279,7 +277,7 @@ impl Connection {
         Ok(())
     }
 
-    /// RFlush: makes what arrived persistent and says so.
+    /// RFlush: makes arrived records persistent, and notifies the sender.
     fn persist(
         self: &Arc<Self>,
         reader: &RingReader,
@@ -297,7 +295,7 @@ impl Connection {
             said.persistent = last;
             return self.notice(&mut said).map_err(Breach::from);
         }
-        // The domain tells in the order it was asked, and after a failure of nothing but that: the last one tells of all.
+        // The domain completes ranges in the order of the calls, and after a failure all fail: so the last range's result is that of all.
         let Some(((offset, len), before)) = ranges.split_last() else { return Ok(()) };
         drop(said);
         for (offset, len) in before {
@@ -319,8 +317,9 @@ impl Connection {
         Ok(())
     }
 
-    /// A request was executed: answers, and moves the head past everything that was, once for many records. A ring of persistent memory
-    /// moves it also when all that was taken is executed: a doorbell's requests cost one checkpoint. On a synced file that is not worth its sync.
+    /// A request was executed: answers it, and moves the head past all executed requests, once for many records. On persistent memory the head also
+    /// moves when all taken requests are executed, so the requests of one doorbell cost one checkpoint. On a synced file that would not be worth a
+    /// sync.
     fn executed(
         &self,
         lsn: LogSeq,
@@ -361,13 +360,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the sender is far behind in what it knows of the head.
+    /// Whether the head that the sender knows is far behind.
     fn is_untold(&self, state: &State, said: &Said) -> bool {
         said.head.0 - said.told.0 > state.reader.geometry().capacity() / 4
             || said.head.1.0 - said.told.1.0 >= RECORDS_PER_HEAD
     }
 
-    /// Moves the head, makes that persistent, and posts the slots that are free by that.
+    /// Moves the head, makes it persistent, and posts the slots that this frees.
     fn advance(&self, state: &mut State, end: u64, next: LogSeq) -> Result<(), Breach> {
         self.common.heads.fetch_add(1, Ordering::Relaxed);
         state.reader.checkpoint_to(end, next)?;
@@ -424,7 +423,7 @@ impl Connection {
         self.answers.slot_len as usize - ANSWER_HEADER_LEN
     }
 
-    /// Ends the connection; what its ring holds is executed when the sender comes back, or at the next start.
+    /// Ends the connection. Requests in its ring are executed when the sender comes back, or at the next start.
     pub(super) fn give_up(&self, reason: &Breach) {
         if !self.broken.swap(true, Ordering::AcqRel) {
             tracing::warn!(client = %self.client, "durable connection closed: {reason}");

@@ -1,11 +1,11 @@
-//! What a receiver does, in pieces that threads run (`receiver`): welcomes senders, takes
-//! records, does the receiver's part of RFlush before anything is executed, executes or hands over.
+//! The work of a receiver, in steps that threads run (`receiver`): it welcomes senders, takes records, does its part of RFlush before it executes
+//! anything, and executes requests or passes them on.
 //!
 //! # Invariants
-//! * A ring is opened by one at a time (`opening`), after its connection before has ended and everything taken from
-//!   that was executed.
-//! * A place is held by who said hello, or may still do so: who says nothing for `ReceiverOptions::hello_wait` is closed. By
-//!   then everything that came in that time has been taken: nobody is closed whose hello waits unread.
+//! * A ring is opened by only one thread at a time (`opening`), after the client's earlier connection has ended and all requests taken from it were
+//!   executed.
+//! * A connection keeps its place only if it has said hello, or may still do so: one that says nothing for `ReceiverOptions::hello_wait` is closed.
+//!   Before that, everything that arrived in that time is read, so no connection is closed whose hello was not read yet.
 
 use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
 use super::receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, ReceiverOptions};
@@ -28,26 +28,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-/// How often a thread looks whether a connection is let go.
+/// How often a thread checks whether a connection is no longer in use.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
-/// `WrId` of the receive a hello lands in.
+/// `WrId` of the receive for a hello.
 const HELLO: u64 = u64::MAX - 1;
 /// `WrId` of a refusal.
 const REFUSED: u64 = u64::MAX - 2;
-/// Largest slot of answers a sender may ask to be written to.
+/// Largest answer slot that a sender may ask for.
 const SLOT_MAX: u32 = 1 << 20;
-/// Staging for one sender's answers.
+/// Most staging memory for one sender's answers.
 const ANSWERS_MAX_BYTES: u64 = 256 << 20;
 
-/// A peer that connected and was not welcomed yet.
+/// A peer that has connected, but was not welcomed yet.
 pub(super) struct Greeting {
     qp: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
-    /// Until when it may say hello, or take its refusal; `None`: it said hello.
+    /// The end of the time in which it may say hello, or take its refusal; `None`: it has said hello.
     until: Option<Duration>,
 }
 
-/// What is known of a queue pair.
+/// The state of a queue pair.
 pub(super) enum Known {
     Greeting(Greeting),
     Welcomed(Arc<Connection>),
@@ -66,13 +66,13 @@ impl Known {
     }
 }
 
-/// A sender said hello and waits for its welcome.
+/// A sender that has said hello and waits for its welcome.
 pub(super) struct Hello {
     qp: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
 }
 
-/// Buffers of whoever takes.
+/// Buffers of a thread that takes completions.
 #[derive(Default)]
 pub(super) struct Taking {
     completions: Vec<Completion>,
@@ -80,7 +80,7 @@ pub(super) struct Taking {
     answer: Vec<u8>,
 }
 
-/// What connections need of their receiver.
+/// The part of a receiver that connections need.
 pub(super) struct Common {
     pub(super) capabilities: Capabilities,
     pub(super) service: Arc<dyn Service>,
@@ -91,25 +91,25 @@ pub(super) struct Common {
     pub(super) heads: AtomicU64,
 }
 
-/// A receiver without anybody to run it.
+/// A receiver without its threads.
 pub(super) struct Core {
     pub(super) pd: Arc<dyn ProtectionDomain>,
     pub(super) cq: Arc<dyn CompletionQueue>,
     pub(super) store: RingStore,
     pub(super) common: Arc<Common>,
     pub(super) known: Mutex<HashMap<QpNumber, Known>>,
-    /// Connections that ended and may have requests with executors. Pruned when another ends.
+    /// Connections that have ended, but may have requests at executors. Pruned when another one ends.
     pub(super) leaving: Mutex<Vec<Arc<Connection>>>,
-    /// Held while a ring is taken from its connection before, and opened.
+    /// Held while the earlier connection of a ring is ended and the ring is opened.
     opening: Mutex<()>,
-    /// To executors; none: who takes a request executes it.
+    /// Queues of the executors; empty: the taking thread executes.
     pub(super) feeds: Vec<Feed<Work>>,
     pub(super) stopping: AtomicBool,
-    /// Of connections that are gone.
+    /// Slow-downs of connections that are gone.
     pub(super) slowed: AtomicU64,
     /// Peers that were closed because they said nothing. Relaxed: a figure.
     pub(super) silent: AtomicU64,
-    /// By what patience with them is measured.
+    /// The clock for their time limit.
     pub(super) clock: SystemClock,
 }
 
@@ -145,20 +145,20 @@ impl Core {
         })
     }
 
-    /// Those who said hello, in the order in which they came.
+    /// The welcomed connections, in the order of their arrival.
     pub(super) fn welcomed(&self) -> Vec<Arc<Connection>> {
         let known = self.known.lock();
         let welcomed = known.values().filter_map(|known| match known {
             Known::Welcomed(connection) => Some(connection.clone()),
             Known::Greeting(_) => None,
         });
-        // In the order in which they came.
+        // The order of arrival.
         let mut welcomed: Vec<_> = welcomed.collect();
         welcomed.sort_unstable_by_key(|connection| connection.qp.number().0);
         welcomed
     }
 
-    /// Accepts a connection, or refuses it: a sender may say hello.
+    /// Accepts a connection whose sender may then say hello, or refuses it.
     pub(super) fn take_in(&self, incoming: Box<dyn Incoming>) {
         let mut known = self.known.lock();
         if known.len() >= CONNECTIONS_MAX {
@@ -184,7 +184,7 @@ impl Core {
                 Ok((incoming.accept(config, vec![hello])?, region))
             });
         match greeting {
-            // Under the lock: who looks at completions finds who said hello already.
+            // Under the lock, so that the thread that takes completions finds a sender that has said hello already.
             Ok((qp, region)) => {
                 let until = Some(self.clock.monotonic() + self.common.options.hello_wait);
                 known.insert(qp.number(), Known::Greeting(Greeting { qp, region, until }));
@@ -193,8 +193,8 @@ impl Core {
         }
     }
 
-    /// Closes those who connected and said nothing for too long: their places are for others. All that came before `now` has
-    /// been taken. Whether there were any.
+    /// Closes connections that said nothing for too long, so that others get their places. The caller has taken all completions before `now`. Returns
+    /// whether it closed any.
     pub(super) fn close_silent(&self, now: Duration) -> bool {
         let mut known = self.known.lock();
         let is_late = |known: &Known| matches!(known, Known::Greeting(Greeting { until: Some(until), .. }) if *until <= now);
@@ -203,7 +203,7 @@ impl Core {
         if late.is_empty() {
             return false;
         }
-        // In the order in which they came.
+        // The order of arrival.
         late.sort_unstable_by_key(|(number, _)| number.0);
         late.iter().for_each(|(_, known)| known.close());
         self.silent.fetch_add(late.len() as u64, Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl Core {
         true
     }
 
-    /// Takes what has come, at most so many completions; `welcome` is given who says hello. How many had come.
+    /// Takes up to `most` completions; calls `welcome` for senders that have said hello. Returns the number of completions.
     pub(super) fn take_some(
         &self,
         taking: &mut Taking,
@@ -225,7 +225,7 @@ impl Core {
         }
         for completion in completions.drain(..) {
             if let Some(hello) = self.on_completion(&completion, work) {
-                // The sender's connection before this one may have some of it.
+                // Some of these requests may belong to the sender's earlier connection.
                 self.hand_over(work, answer);
                 welcome(hello);
             }
@@ -234,7 +234,7 @@ impl Core {
         count
     }
 
-    /// Executes what was taken, or gives it to who does.
+    /// Executes the taken requests, or passes them to the executors.
     fn hand_over(&self, work: &mut Vec<Work>, answer: &mut Vec<u8>) {
         let service = &self.common.service;
         for item in work.drain(..) {
@@ -242,13 +242,13 @@ impl Core {
                 self.execute(item, answer);
             } else {
                 let lane = service.lane(item.request().body) % self.feeds.len() as u64;
-                // Executors end after whoever takes.
+                // Executors end later than the taking thread.
                 let _ = self.feeds[lane as usize].send(item);
             }
         }
     }
 
-    /// A connection is gone: its place is for others. What it has with executors goes on.
+    /// Removes a connection that is gone, so that others get its place. Its requests at executors go on.
     fn leave(&self, number: QpNumber) {
         if let Some(Known::Welcomed(connection)) = self.known.lock().remove(&number) {
             connection.broken.store(true, Ordering::Release);
@@ -291,13 +291,13 @@ impl Core {
         }
     }
 
-    /// Opens the sender's ring and says welcome, or refuses.
+    /// Opens the sender's ring and sends a welcome, or refuses.
     pub(super) fn greet(&self, Hello { qp, region }: Hello) {
         match self.open(&qp, &region) {
             Ok(connection) => {
                 if let Err(error) = connection.welcome() {
                     connection.give_up(&error.into());
-                    // Without a receive posted no completion says that it is gone.
+                    // No receive was posted, so no completion reports its end.
                     self.leave(qp.number());
                 }
             }
@@ -307,7 +307,8 @@ impl Core {
                 let local = region.sge(MESSAGE_LEN as u64, MESSAGE_LEN as u32);
                 let refused = SendWr { wr_id: WrId(REFUSED), op: SendOp::Send, local, signaled: true };
                 let mut known = self.known.lock();
-                // The end of the connection would overtake the message: it ends when that has arrived. One that is gone hears nothing worse.
+                // Closing the connection now would overtake the message, so it is closed when the message has arrived. If the peer is gone, it is
+                // closed at once.
                 if qp.post_send(&[refused]).is_ok()
                     && let Some(Known::Greeting(greeting)) = known.get_mut(&qp.number())
                 {
@@ -351,7 +352,7 @@ impl Core {
         let common = self.common.clone();
         let connection = Connection::new(common, &*self.pd, qp.clone(), ring, client, kind, slots)?;
         let mut known = self.known.lock();
-        // Where others go on meanwhile it may have gone.
+        // If other threads run meanwhile, the queue pair may be gone already.
         match known.insert(qp.number(), Known::Welcomed(connection.clone())) {
             Some(_) => Ok(connection),
             None => {
@@ -361,7 +362,7 @@ impl Core {
         }
     }
 
-    /// A client's connections: ended, and their requests executed; nobody uses its ring any more. Under `opening`.
+    /// Ends a client's connections, after their requests were executed: then nobody uses its ring any more. Under `opening`.
     fn end_connections(&self, client: ClientId) {
         let old: Vec<_> = {
             let mut known = self.known.lock();
@@ -377,10 +378,10 @@ impl Core {
         });
         for connection in of_known.chain(left) {
             connection.qp.close();
-            // Pairs with the sender's, which looks whether it is closed behind its FLUSH: what it takes for persistent is
-            // found by whoever reads the ring from here on.
+            // Pairs with the sender's check, behind its FLUSH, whether it is closed: everything that it takes for persistent is found by readers of
+            // the ring from here on.
             fence(Ordering::SeqCst);
-            // Executors have its requests, and who takes has some that it is about to hand over: those hold the connection.
+            // Executors may have some of its requests, and the taking thread may be about to pass some on: those hold the connection.
             let in_use =
                 || connection.backlog.load(Ordering::Acquire) > 0 || Arc::strong_count(&connection) > 1;
             while in_use() && !self.stopping.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! The four kinds, and what a durable connection is made with.
+//! The four kinds of durable RPC, and the parameters of a connection.
 
 use crate::persist::LogDeviceKind;
 use crate::rdma::{Capabilities, FlushReach, LinkKind};
@@ -7,7 +7,7 @@ use crate::redo::ring::{Geometry, RingError};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How a request becomes persistent. The order is a wire format (hellos).
+/// The way in which a request becomes persistent. The order is a wire format (hellos).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// SEND and FLUSH.
@@ -21,10 +21,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::SFlush, Self::WFlush, Self::SRFlush, Self::WRFlush];
 
-    /// As the paper names it.
+    /// The paper's name.
     pub const fn label(self) -> &'static str {
         match self {
             Self::SFlush => "SFlush",
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// Whether requests are messages.
+    /// Whether requests are sent as messages.
     pub const fn sends(self) -> bool {
         matches!(self, Self::SFlush | Self::SRFlush)
     }
@@ -44,8 +44,8 @@ impl Kind {
         matches!(self, Self::SRFlush | Self::WRFlush)
     }
 
-    /// What suits a link and a log device best. Where a FLUSH needs the target's CPU anyway (a synced file over shared
-    /// memory), the receiver may as well do it without being asked.
+    /// The best kind for a link and a log device. Where a FLUSH needs the target's CPU anyway (a synced file over shared memory), the receiver may as
+    /// well flush without being asked.
     pub fn choose(link: LinkKind, device: LogDeviceKind) -> Self {
         match (link, device) {
             (LinkKind::Shm, LogDeviceKind::File) => Self::WRFlush,
@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// The same way to the ring, with the receiver's flush.
+    /// The same way into the ring, but the receiver flushes.
     pub const fn by_receiver(self) -> Self {
         match self {
             Self::SFlush | Self::SRFlush => Self::SRFlush,
@@ -61,7 +61,7 @@ impl Kind {
         }
     }
 
-    /// What becomes of it over a device, whose FLUSHes of the ring go so far.
+    /// The kind that is possible over a device on which FLUSHes of the ring reach as far as `reach`.
     pub fn over(self, capabilities: &Capabilities, reach: FlushReach) -> Self {
         let covers = self != Self::SFlush || capabilities.flush_after_send;
         if covers && reach == FlushReach::Persistence { self } else { self.by_receiver() }
@@ -76,16 +76,16 @@ impl Kind {
     }
 }
 
-/// Sizes and patience of a durable connection; the sender chooses, within the receiver's bounds.
+/// Sizes and patience of a durable connection. The sender chooses them, within the receiver's bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Which kind.
+    /// The kind.
     pub kind: Kind,
     /// Largest request body.
     pub request_max: usize,
     /// Largest answer body.
     pub answer_max: usize,
-    /// Requests the ring has room for at least, of the largest.
+    /// Requests of the largest size for which the ring has room, at least.
     pub depth: usize,
     /// Answers that may be outstanding.
     pub answers: usize,
@@ -109,13 +109,13 @@ impl Settings {
         }
     }
 
-    /// The ring these take.
+    /// The ring for these settings.
     ///
     /// # Errors
-    /// [`RingError::Geometry`] if that is too little or too much.
+    /// [`RingError::Geometry`] if the ring would be too small or too large.
     pub fn geometry(&self) -> Result<Geometry, RingError> {
         let record = encoded_len(super::ENVELOPE_LEN + self.request_max) as u64;
-        // Whole cache lines: two records of a ring never share one.
+        // Whole cache lines, so that two records of a ring never share one.
         let slot = record.next_multiple_of(64);
         let slots = (self.depth.max(4) as u64).max(4096u64.div_ceil(slot));
         if self.kind.sends() { Geometry::slots(slot, slots) } else { Geometry::stream(slot * slots) }

@@ -1,15 +1,15 @@
-//! The receiver: takes records in order, makes them persistent where that is its part, executes, answers.
+//! The receiver: takes records in order, makes them persistent if that is its part, executes them, and answers.
 //!
 //! # Threads
 //! * `acceptor`: link handshakes.
-//! * `poller`: completions. It welcomes senders, closes those who say nothing, takes records, and does the receiver's part of
-//!   RFlush before anything is executed. With no executors it also executes, which saves light requests a change of threads.
+//! * `poller`: completions. It welcomes senders, closes those that say nothing, takes records, and does the receiver's part of RFlush before anything
+//!   is executed. Without executors it also executes, which saves light requests a change of threads.
 //! * `executors`: one queue each; a request goes to the queue of its lane.
 //!
-//! What they do is in `core`.
+//! `core` has their work.
 //!
 //! # Failure
-//! Whatever a sender breaks, or whatever fails for it, ends its connection only. The rings outlive it all.
+//! A sender's breach, or a failure that concerns one sender, ends that sender's connection only. The rings outlive all connections.
 
 use super::connection::Work;
 use super::core::{Common, Core, Known, Taking};
@@ -24,23 +24,23 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Senders at once, those that said nothing yet included.
+/// Connections of senders at the same time, including those that have not said hello.
 pub const CONNECTIONS_MAX: usize = 256;
-/// Of them, one peer's, unless it is root or the receiver's own user: a quarter, as of all that peers share.
+/// Connections of one peer, unless it is root or the receiver's own user: a quarter, as for everything that peers share.
 pub const CONNECTIONS_OF_PEER: usize = CONNECTIONS_MAX / 4;
-/// How long the poller sleeps at most: it looks whether it is to stop.
+/// Longest sleep of the poller, since it has to notice when it should stop.
 const POLL_SLEEP: Duration = Duration::from_millis(50);
 /// Completions the poller takes at a time.
 const COMPLETIONS_AT_ONCE: usize = 64;
 
-/// How a receiver works.
+/// Parameters of a receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiverOptions {
-    /// Threads that execute; 0: the poller does.
+    /// Number of executor threads; 0: the poller executes.
     pub executors: usize,
-    /// Requests of one sender taken and not executed, beyond which it is told to slow down.
+    /// Requests of one sender that are taken but not executed, beyond which the sender is told to slow down.
     pub slow_beyond: usize,
-    /// How long who connected may take to say hello.
+    /// How long a peer may take to say hello after it has connected.
     pub hello_wait: Duration,
 }
 
@@ -50,12 +50,12 @@ impl Default for ReceiverOptions {
     }
 }
 
-/// What a receiver has done.
+/// Figures of a receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverFigures {
     /// Requests executed.
     pub executed: u64,
-    /// Of them, out of rings that a crash or a broken connection left.
+    /// Of them, requests from rings that a crash or a broken connection left.
     pub recovered: u64,
     /// Times a ring's head was moved and made persistent.
     pub heads: u64,
@@ -65,13 +65,13 @@ pub struct ReceiverFigures {
     pub senders: usize,
     /// Peers that connected, said nothing, and were closed for that.
     pub silent: u64,
-    /// Of them, told to slow down at the moment.
+    /// Senders that are told to slow down at the moment.
     pub slow_senders: usize,
-    /// Requests taken and not executed.
+    /// Requests taken but not executed.
     pub behind: usize,
 }
 
-/// A receiver that runs.
+/// A running receiver.
 pub struct Receiver {
     core: Arc<Core>,
     listener: Arc<dyn Listener>,
@@ -82,7 +82,7 @@ impl Receiver {
     /// Recovers the rings and begins to listen.
     ///
     /// # Errors
-    /// A ring that cannot be recovered, a device or a thread that is not to be had.
+    /// A ring cannot be recovered, or the device or a thread fails.
     pub fn start(
         device: &dyn Device,
         endpoint: &Endpoint,
@@ -117,12 +117,12 @@ impl Receiver {
         Ok(())
     }
 
-    /// Where it listens.
+    /// The endpoint on which it listens.
     pub fn endpoint(&self) -> Endpoint {
         self.listener.endpoint()
     }
 
-    /// What it has done.
+    /// Its figures.
     pub fn figures(&self) -> ReceiverFigures {
         let welcomed = self.core.welcomed();
         let of_living = welcomed.iter().map(|connection| connection.slowed.load(Ordering::Relaxed));
@@ -141,7 +141,7 @@ impl Receiver {
 }
 
 impl Drop for Receiver {
-    /// Stops at once, as a crash would but for the request being executed: what the rings hold stays there.
+    /// Stops at once, like a crash, except that requests being executed are finished: the other requests stay in the rings.
     fn drop(&mut self) {
         self.core.stopping.store(true, Ordering::Release);
         self.listener.close();
@@ -156,7 +156,7 @@ impl Drop for Receiver {
     }
 }
 
-/// What the threads do.
+/// The work of the threads.
 impl Core {
     fn accept(&self, listener: &dyn Listener) {
         loop {

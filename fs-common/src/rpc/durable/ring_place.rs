@@ -1,4 +1,4 @@
-//! Where rings lie: files of one directory, one a client, or parts of one device of persistent memory.
+//! The place of rings: files of one directory, one a client, or parts of one device of persistent memory.
 
 use super::rings::RingStoreError;
 use crate::ids::ClientId;
@@ -7,10 +7,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// See the module.
+/// The place of rings; see the module.
 #[derive(Clone, Debug)]
 pub(super) enum RingPlace {
-    /// Files, and what they lie on.
+    /// Files, and their kind of log device.
     Files {
         directory: PathBuf,
         kind: Option<LogDeviceKind>,
@@ -23,10 +23,10 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> RingStoreError {
 }
 
 impl RingPlace {
-    /// A directory, made if there is none, or a device.
+    /// Opens a device, or a directory, which is made if it does not exist.
     ///
     /// # Errors
-    /// The place.
+    /// The place cannot be used.
     pub(super) fn open(path: &Path, kind: Option<LogDeviceKind>) -> Result<Self, RingStoreError> {
         if is_device(path) {
             return Ok(Self::Device(DaxDevice::open(path)?));
@@ -35,7 +35,7 @@ impl RingPlace {
         Ok(Self::Files { directory: path.to_owned(), kind })
     }
 
-    /// What a client's ring is called, for people.
+    /// The name of a client's ring, for people.
     pub(super) fn path(&self, client: ClientId) -> PathBuf {
         let name = format!("{:032x}.ring", client.0);
         match self {
@@ -44,10 +44,10 @@ impl RingPlace {
         }
     }
 
-    /// Whose rings there are.
+    /// The clients that have a ring.
     ///
     /// # Errors
-    /// The place.
+    /// The place cannot be read.
     pub(super) fn clients(&self) -> Result<Vec<ClientId>, RingStoreError> {
         let directory = match self {
             Self::Files { directory, .. } => directory,
@@ -66,10 +66,10 @@ impl RingPlace {
         Ok(clients)
     }
 
-    /// How long a client's ring is in bytes, its first page included; `None`: there is none.
+    /// The length of a client's ring in bytes, including its first page; `None`: it has no ring.
     ///
     /// # Errors
-    /// The place.
+    /// The place cannot be read.
     pub(super) fn len_bytes(&self, client: ClientId) -> Result<Option<u64>, RingStoreError> {
         let path = match self {
             Self::Files { .. } => self.path(client),
@@ -82,10 +82,10 @@ impl RingPlace {
         }
     }
 
-    /// Opens a client's ring, at least that long; what is new of it is zeros, and will be found after a crash.
+    /// Opens a client's ring with at least this length. New bytes are zeros. A new ring is found again after a crash.
     ///
     /// # Errors
-    /// The device.
+    /// The device fails.
     pub(super) fn open_ring(&self, client: ClientId, len_bytes: usize) -> Result<LogDevice, RingStoreError> {
         let (directory, kind) = match self {
             Self::Files { directory, kind } => (directory, *kind),
@@ -94,7 +94,7 @@ impl RingPlace {
         let was_there = self.len_bytes(client)?.is_some_and(|len| len > 0);
         let device = LogDevice::open(&self.path(client), len_bytes, kind)?;
         if !was_there {
-            // What is acknowledged in it must be found.
+            // A crash must not lose the file, since requests in it may be acknowledged.
             std::fs::File::open(directory)
                 .and_then(|directory| directory.sync_all())
                 .map_err(failed(directory))?;

@@ -1,11 +1,10 @@
 //! A receiver's rings: one a client, in one place (`ring_place`: files of a directory, or a device of persistent memory).
 //!
-//! At the start every ring is opened, whatever it holds is executed in order, checkpointed, and the ring gets a new
-//! life. The same happens when a client comes back without a restart: what it wrote and nobody took is taken then.
+//! At the start every ring is opened, its requests are executed in order and checkpointed, and the ring gets a new life. The same happens when a
+//! client reconnects without a restart: requests that it wrote and nobody took are taken then.
 //!
 //! # Failure
-//! A ring that cannot be read is kept as it is, and its client is refused: it may hold acknowledged requests. A person
-//! has to decide.
+//! A ring that cannot be read is kept unchanged, and its client is refused: the ring may hold acknowledged requests. A person has to decide.
 
 use super::ring_place::RingPlace;
 use super::service::{Request, Service};
@@ -17,34 +16,34 @@ use crate::redo::ring::{Geometry, RECORDS_AT, Recovered, Recovery, RingError, Ri
 use crate::world::{Random, SystemRandom};
 use std::path::{Path, PathBuf};
 
-/// Largest ring a client may ask for.
+/// Largest ring that a client may ask for.
 const RING_MAX_BYTES: u64 = 256 << 20;
-/// Rings of one store: clients that ever came and were not forgotten.
+/// Rings of one store: those of all clients that ever connected and were not forgotten.
 const RINGS_MAX: usize = 1024;
 
-/// Why a ring cannot be had.
+/// Why a ring cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RingStoreError {
-    /// The device.
+    /// The device fails.
     #[error(transparent)]
     Device(#[from] LogDeviceError),
-    /// What it holds.
+    /// The contents of the ring are not valid.
     #[error("{path}: {source}")]
     Ring {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What is wrong.
         source: RingError,
     },
-    /// The directory.
+    /// The directory cannot be read.
     #[error("cannot list the rings in {path}: {source}")]
     Directory {
-        /// Which.
+        /// The directory.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// A bound.
+    /// The bound of rings is reached.
     #[error("there are {RINGS_MAX} rings already")]
     TooMany,
     /// The log device failed.
@@ -52,25 +51,25 @@ pub enum RingStoreError {
     Sync(#[from] SyncFailed),
 }
 
-/// Where rings are and what they lie on.
+/// The place of rings, and their kind of log device.
 #[derive(Clone)]
 pub struct RingStore {
     place: RingPlace,
 }
 
-/// A ring with the device it lies on.
+/// A ring with its device.
 pub(super) struct OpenRing {
     pub(super) device: LogDevice,
     pub(super) reader: RingReader,
 }
 
 enum Opened {
-    /// Nothing was ever in it.
+    /// The ring was never used.
     Fresh(OpenRing),
     Found(FoundRing),
 }
 
-/// A ring as it was left, with what may not have been executed.
+/// A ring that was in use, with the requests that may not have been executed.
 struct FoundRing {
     path: PathBuf,
     ring: OpenRing,
@@ -78,11 +77,11 @@ struct FoundRing {
 }
 
 impl FoundRing {
-    /// Executes what it holds, in order, and begins a new life of it. Gives how much that was.
+    /// Executes its requests, in order, and begins a new life of the ring. Returns how many requests there were.
     fn execute(self, service: &dyn Service) -> Result<(OpenRing, u64), RingStoreError> {
         let Self { mut ring, recovered: Recovered { client, log, records, end }, path } = self;
         for taken in &records {
-            // What is no request was never acknowledged as one.
+            // A record that is no request was never acknowledged as one.
             if let Ok((_, body)) = open_envelope(&taken.data) {
                 let request = Request { client, log, lsn: taken.lsn, seq: taken.seq, body };
                 service.execute(&request, &mut Vec::new());
@@ -102,19 +101,19 @@ fn new_life() -> LogId {
 }
 
 impl RingStore {
-    /// Rings in files of a directory, on what `kind` says ([`LogDevice::open`]), or on a device of persistent memory (`/dev/dax*`), which is
-    /// this store's alone.
+    /// Rings in files of a directory, each a log device of this `kind` ([`LogDevice::open`]), or on a device of persistent memory (`/dev/dax*`),
+    /// which this store has alone.
     ///
     /// # Errors
-    /// If the directory cannot be made, or the device not had.
+    /// The directory cannot be made, or the device cannot be opened.
     pub fn new(path: &Path, kind: Option<LogDeviceKind>) -> Result<Self, RingStoreError> {
         Ok(Self { place: RingPlace::open(path, kind)? })
     }
 
-    /// Executes what the rings hold. Returns how many requests that were.
+    /// Executes the requests in all rings. Returns how many there were.
     ///
     /// # Errors
-    /// The first ring that cannot be recovered; those before it are.
+    /// The first ring that cannot be recovered; those before it are recovered.
     pub(super) fn recover(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
         let mut clients = self.place.clients()?;
         clients.sort_unstable();
@@ -128,7 +127,7 @@ impl RingStore {
         Ok(executed)
     }
 
-    /// A client's ring, with nothing left in it that has not been executed, and how much that was.
+    /// Opens a client's ring after executing all requests in it; returns how many there were, too.
     pub(super) fn open(
         &self,
         client: ClientId,
@@ -149,7 +148,7 @@ impl RingStore {
         if ring.reader.geometry() == geometry {
             return Ok((ring, executed));
         }
-        // Another shape than last time: everything in it is executed, so it can be made anew, keeping what it knows.
+        // The client wants another shape than before. Everything in the ring is executed, so it can be made anew, and keeps its past.
         let past = ring.reader.checkpoint().past;
         drop(ring);
         let device = self.place.open_ring(client, geometry.memory_len())?;
@@ -159,10 +158,10 @@ impl RingStore {
         Ok((OpenRing { device, reader }, executed))
     }
 
-    /// A ring that holds nothing, or one as it was left.
+    /// Opens a ring, without executing anything.
     fn open_as(&self, client: ClientId, geometry: Geometry) -> Result<Opened, RingStoreError> {
         let path = self.place.path(client);
-        // What is there may be longer than what is wanted now.
+        // The existing ring may be longer than the one that is asked for.
         let there = self.place.len_bytes(client)?.unwrap_or(0) as usize;
         let device = self.place.open_ring(client, there.max(geometry.memory_len()))?;
         let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
@@ -178,7 +177,7 @@ impl RingStore {
     }
 }
 
-/// What is shorter than a ring was never one.
+/// The shape for a ring of this length. A file that is shorter than any ring never was one.
 fn geometry_of(path: &Path, len: u64) -> Result<Geometry, RingStoreError> {
     let at = RECORDS_AT as u64;
     Geometry::stream((len.clamp(at + 4096, at + RING_MAX_BYTES) - at) / 4096 * 4096)

@@ -1,18 +1,17 @@
-//! The sender: posts requests, learns when they are persistent, waits for answers only where it wants them.
+//! The sender: posts requests, learns when they are persistent, and waits only for the answers that it asks for.
 //!
 //! # How it works
-//! `post` stages a record in the mirror of the ring and, once a batch is full or somebody waits, rings one doorbell: the
-//! records' WRITEs (neighbours are one), or SENDs, and for the flush kinds one FLUSH over all of them. Between posting and
-//! waiting the next request can be posted: that is what durable RPC is for.
+//! `post` stages a record in the mirror of the ring. When a batch is full, or the sender waits, one doorbell posts the records: as WRITEs (one for
+//! adjacent records) or SENDs, and for the flush kinds one FLUSH over all of them. The next request can be posted before the last one is persistent:
+//! this is the advantage of durable RPC.
 //!
 //! # Bounds
-//! `post` waits for room in the ring, for an answer slot, for requests to become persistent, and for a receiver that said
-//! it is behind; each at most `Settings::patience`, then it fails with a typed error and nothing was posted.
+//! `post` waits for room in the ring, for an answer slot, for requests to become persistent, and for a receiver that is behind; each at most
+//! `Settings::patience`. Then it fails with a typed error, and nothing was posted.
 //!
 //! # Failure
-//! A broken connection fails every call until `resume`, which connects again and posts what the receiver never got;
-//! what was persistent is executed by the receiver and not sent again. Answers that were on their way are lost: their
-//! tickets say so.
+//! After a broken connection every call fails until `resume`, which connects again and posts the requests that the receiver never got. Persistent
+//! requests are executed by the receiver, and not sent again. Answers that were under way are lost: waiting for them fails with `AnswerLost`.
 
 use super::kind::{Kind, Settings};
 use super::sender_link::{Buffers, Dialling, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
@@ -31,7 +30,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long one wait for completions lasts before bounds are looked at again.
+/// Longest single wait for completions, after which the bounds are checked again.
 const STEP: Duration = Duration::from_millis(5);
 
 /// Names a posted request until its connection ends.
@@ -46,65 +45,64 @@ impl Ticket {
     }
 }
 
-/// What the poster wants to hear.
+/// What the poster waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
-    /// That it is persistent.
+    /// Until the request is persistent.
     Persistence,
-    /// That, and the answer.
+    /// Until the request is persistent, and the answer.
     Answer,
-    /// The answer to a request that changes nothing: no FLUSH is spent on it, and after a crash it may have to be
-    /// posted again.
+    /// The answer to a request that changes nothing: it gets no FLUSH of its own, and after a crash it may have to be posted again.
     AnswerOnly,
 }
 
-/// Why a request is not done.
+/// Why a call of a sender failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SenderError {
-    /// The connection is gone: `resume`.
+    /// The connection is gone; call `resume`.
     #[error("the connection to the receiver broke")]
     Disconnected,
     /// The receiver's log device failed.
     #[error("the receiver's log device cannot make requests persistent")]
     Device,
-    /// No room in time.
+    /// The ring had no room until the time limit.
     #[error("the ring stayed full for {0} ms: the receiver executes nothing")]
     Full(u64),
-    /// The receiver is behind.
+    /// The receiver is behind, and asked to slow down.
     #[error("the receiver asked to slow down for {0} ms")]
     Slowed(u64),
-    /// No slot for the answer in time.
+    /// There was no free slot for the answer until the time limit.
     #[error(
         "no answer could be asked for in {0} ms: all slots are of requests whose answers were not waited for"
     )]
     NoSlot(u64),
-    /// No word in time.
+    /// Nothing was heard of the request until the time limit.
     #[error("no word of the request in {0} ms")]
     TimedOut(u64),
-    /// The answer is not to be had.
+    /// The answer was lost with its connection.
     #[error("the request was executed, and its answer was lost with its connection")]
     AnswerLost,
-    /// Nobody asked for one.
+    /// No answer was asked for.
     #[error("the request was posted without asking for an answer")]
     NoAnswer,
     /// The receiver has no ring for this client.
     #[error("the receiver refused; its log says why")]
     Refused,
-    /// It said nothing.
+    /// The receiver did not answer the hello.
     #[error("the receiver did not answer the hello")]
     NoWelcome,
-    /// It said something impossible.
+    /// The receiver sent something impossible.
     #[error("the receiver broke the protocol: {0}")]
     Protocol(&'static str),
-    /// The ring.
+    /// The ring cannot be used.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The device or link.
+    /// The device or the link failed.
     #[error(transparent)]
     Rdma(#[from] RdmaError),
 }
 
-/// What a sender has done.
+/// Figures of a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SenderFigures {
     /// Requests posted.
@@ -119,14 +117,14 @@ pub struct SenderFigures {
     pub head_reads: u64,
     /// Requests posted again after a broken connection.
     pub resent: u64,
-    /// Requests that were persistent by then, and were not.
+    /// Requests that were not posted again, since the receiver had them.
     pub not_resent: u64,
 }
 
-/// How a connection was resumed.
+/// The result of a resumption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resumed {
-    /// Requests the receiver had: executed, not sent again.
+    /// Requests that the receiver had executed, and that were not sent again.
     pub kept: u64,
     /// Requests posted again.
     pub resent: u64,
@@ -162,16 +160,16 @@ pub struct Sender {
     persistent: LogSeq,
     slow: bool,
     sent: VecDeque<Sent>,
-    /// Requests of a life before that wait for being sent again, in order, with envelope and body. None but while `resume`
-    /// is at work, and after one that failed on its way.
+    /// Requests of an earlier life that have to be sent again, in order, with envelope and body. Empty except during `resume`, and after a `resume`
+    /// that failed midway.
     again: VecDeque<(Ticket, Vec<u8>)>,
     /// The newest ticket.
     last: u64,
     batch: Vec<Span>,
-    /// Whether anything staged is to be persistent.
+    /// Whether a staged record must be persistent.
     batch_is_durable: bool,
-    /// Places of records that were sent without a FLUSH: the next one covers them, for a record is valid only if
-    /// everything before it is. Forgotten once executed.
+    /// Records that were sent without a FLUSH. The next FLUSH covers them, too, since a record is valid only if everything before it is. Cleared once
+    /// executed.
     passing: Vec<(LogSeq, usize, usize)>,
     asked: HashMap<Ticket, Asked>,
     by_lsn: HashMap<LogSeq, Ticket>,
@@ -246,28 +244,28 @@ impl Sender {
         Ok(sender)
     }
 
-    /// Which kind it is: the one of the settings, or, where RNICs, the library before them or the ring's memory do not take a FLUSH to
-    /// persistence, the one with the receiver's flush. It may be another after `resume`.
+    /// The kind: that of the settings, or, if RNICs, library or the ring's memory support no FLUSH to persistence, the one in which the receiver
+    /// flushes. It may change with `resume`.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// What the receiver's log lies on.
+    /// The kind of the receiver's log device.
     pub fn log_device(&self) -> LogDeviceKind {
         self.log_device
     }
 
-    /// Which link carries it.
+    /// The link that carries the connection.
     pub fn link(&self) -> LinkKind {
         self.link.qp.link()
     }
 
-    /// What it has done.
+    /// Its figures.
     pub fn figures(&self) -> SenderFigures {
         self.figures
     }
 
-    /// Posts a request. It goes out when the batch is full, or somebody waits.
+    /// Posts a request. It is sent when the batch is full, or the sender waits for something.
     ///
     /// # Errors
     /// [`SenderError`]; nothing was posted.
@@ -312,7 +310,7 @@ impl Sender {
         self.by_lsn.insert(span.lsn, ticket);
     }
 
-    /// Waits until a request can be posted.
+    /// Waits until there is room for a request.
     fn make_room(&mut self, body_len: usize, wants: Wants) -> Result<(), SenderError> {
         let start = self.clock.monotonic();
         let (mut counted_slow, mut counted_full, mut head_reads) = (false, false, 0);
@@ -340,8 +338,7 @@ impl Sender {
                 });
             }
             self.ring_doorbell()?;
-            // Not again and again: over shared memory a READ completes at once, and who always finds a completion never
-            // comes to look for messages.
+            // Not with every turn: over shared memory a READ completes at once, and a sender that always finds a completion never looks for messages.
             let due = waited >= STEP * head_reads;
             if full && due && !self.head_read_under_way {
                 head_reads += 1;
@@ -353,7 +350,7 @@ impl Sender {
         }
     }
 
-    /// Sends what is staged.
+    /// Sends all staged records.
     ///
     /// # Errors
     /// [`SenderError::Disconnected`].
@@ -364,7 +361,7 @@ impl Sender {
         let mirror = &self.regions[0];
         let requests = &mut self.requests;
         requests.clear();
-        // Places that are neighbours, or have only padding between them, are one range.
+        // Adjacent records, and records with only padding between them, are one range.
         let mut ranges: Vec<(usize, usize)> = Vec::new();
         for span in &self.batch {
             for (offset, len) in span.wrap.into_iter().chain([(span.offset, span.len)]) {
@@ -395,7 +392,7 @@ impl Sender {
             self.passing.retain(|(lsn, ..)| *lsn >= head);
             self.passing.extend(ranges.into_iter().map(|(offset, len)| (last, offset, len)));
         } else if !self.kind.receiver_flushes() {
-            // The ring from the first to the last, or to its end and from its beginning.
+            // The range from the first to the last record, or two ranges if it wraps around.
             let mut flushes: Vec<(usize, usize)> = Vec::new();
             let head = self.writer.head_lsn();
             let before = self.passing.drain(..).filter(|(lsn, ..)| *lsn >= head);
@@ -429,16 +426,16 @@ impl Sender {
     }
 
     fn is_persistent(&self, ticket: Ticket) -> bool {
-        // Tickets are sent in their order; who is not among the sent has been executed.
+        // Requests are sent in the order of their tickets; one that is not in the list has been executed.
         let at = self.sent.partition_point(|sent| sent.ticket < ticket);
         self.sent.get(at).is_none_or(|sent| sent.ticket != ticket || sent.lsn <= self.persistent)
     }
 
-    /// Waits for a request's answer; its body is put into `body`. Returns the service's status.
+    /// Waits for a request's answer, and puts it into `body`. Returns the service's status.
     ///
     /// # Errors
-    /// [`SenderError`]. After [`SenderError::Disconnected`] and [`SenderError::TimedOut`] the answer may still come, behind `resume`
-    /// too, and has its slot until it is waited for again.
+    /// [`SenderError`]. After [`SenderError::Disconnected`] and [`SenderError::TimedOut`] the answer may still come, also after a `resume`, and keeps
+    /// its slot until it is waited for again.
     pub fn wait_answer(&mut self, ticket: Ticket, body: &mut Vec<u8>) -> Result<u32, SenderError> {
         self.check_resumed()?;
         self.ring_doorbell()?;
@@ -462,7 +459,7 @@ impl Sender {
         }
     }
 
-    /// As `wait_answer`, but only looks: `None` if the answer has not come.
+    /// As `wait_answer`, but without waiting: `None` if the answer has not come.
     ///
     /// # Errors
     /// [`SenderError`].
@@ -487,7 +484,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Acts on what came, waiting for the first as long as `wait`.
+    /// Acts on completions; waits for the first at most `wait`.
     fn take_events(&mut self, wait: Duration) -> Result<(), SenderError> {
         let mut events = std::mem::take(&mut self.events);
         let taken = self.link.progress(wait, &mut events);
@@ -537,7 +534,7 @@ impl Sender {
                 }
             }
         }
-        // An answer may come before the head has moved past its request: numbers are kept until both.
+        // An answer may come before the head has moved past its request: a number is kept until both have happened.
         let head = self.writer.head_lsn();
         while let Some(first) = self.sent.front()
             && first.lsn < head
@@ -548,15 +545,15 @@ impl Sender {
             self.by_lsn.remove(&first.lsn);
             self.sent.pop_front();
         }
-        // What has been executed was persistent.
+        // Executed requests are persistent.
         self.persistent = self.persistent.max(LogSeq(head.0 - 1));
         Ok(())
     }
 
-    /// Connects again, to a receiver that may have been restarted, and posts what it never got.
+    /// Connects again, to a receiver that may have been restarted, and posts the requests that it never got.
     ///
     /// # Errors
-    /// [`SenderError`]; nothing is lost, and nothing else goes out before another call has ended well.
+    /// [`SenderError`]; no request is lost, and no other request is sent before a later call has succeeded.
     pub fn resume(&mut self, endpoint: &Endpoint) -> Result<Resumed, SenderError> {
         self.link.qp.close();
         let geometry = self.writer.geometry();
@@ -571,7 +568,7 @@ impl Sender {
         (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), false, false);
         self.batch.clear();
         self.passing.clear();
-        // Whatever is sent again is made persistent.
+        // All requests that are sent again are made persistent.
         self.batch_is_durable = true;
         self.by_lsn.clear();
         self.events.clear();
@@ -579,7 +576,7 @@ impl Sender {
             self.on_event(event)?;
         }
         while let Some((_, data)) = self.again.front() {
-            // They fitted the same ring before, but perhaps not from its beginning on.
+            // They fitted into the same ring before, but perhaps not from its beginning on.
             let (start, len) = (self.clock.monotonic(), data.len());
             while self.writer.room(len)? != Room::Enough {
                 self.ring_doorbell()?;
@@ -600,11 +597,11 @@ impl Sender {
         Ok(resumed)
     }
 
-    /// Takes what the receiver never got out of the mirror, before the records of a new life go in: it is to be sent again,
-    /// before what an earlier attempt did not get to. The rest was executed, up to `past`; gives how many that were.
+    /// Takes the requests that the receiver never got out of the mirror, before records of the new life overwrite them. They are to be sent again,
+    /// before those that an earlier attempt did not get to send. All others were executed, up to `past`; returns how many those were.
     ///
     /// # Errors
-    /// [`SenderError::Protocol`]; nothing is changed.
+    /// [`SenderError::Protocol`]; nothing has changed.
     fn take_back(&mut self, (log, executed): (LogId, LogSeq)) -> Result<u64, SenderError> {
         let had = if log == self.writer.log() { executed } else { LogSeq(0) };
         let had = had.max(LogSeq(self.writer.head_lsn().0 - 1));
@@ -619,7 +616,7 @@ impl Sender {
                 open_envelope(&data).map_err(|_| SenderError::Protocol("the mirror lost a request"))?;
             let is_waited = matches!(self.asked.get(&sent.ticket), Some(Asked::Waiting(_)));
             if answer_slot.is_some() && !is_waited {
-                // Its answer is here, and the slot another's by now.
+                // The answer has arrived, and another request may have the slot by now.
                 if passing {
                     answered += 1;
                     continue;
@@ -644,7 +641,7 @@ impl Sender {
         Ok(kept)
     }
 
-    /// Fails while requests wait for another `resume`: nothing may overtake them.
+    /// Fails while requests wait for another `resume`, since nothing may overtake them.
     fn check_resumed(&self) -> Result<(), SenderError> {
         if self.again.is_empty() { Ok(()) } else { Err(SenderError::Disconnected) }
     }

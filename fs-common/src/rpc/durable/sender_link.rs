@@ -16,20 +16,20 @@ use crate::world::Clock;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Requests that may be posted and not known to be persistent.
+/// Posted requests that may not be known to be persistent.
 pub(super) const UNACKED_MAX: u64 = 256;
-/// Requests in the ring: the receiver has posted more receives than that for their immediates.
+/// Requests that may be in the ring. The receiver posts more receives than that for their immediates.
 pub(super) const IN_RING_MAX: u64 = 400;
-/// How long a receiver may take to welcome a sender, at least.
+/// Least time that a receiver has to welcome a sender.
 const WELCOME_WAIT: Duration = Duration::from_secs(5);
-/// Depth of the queues: requests, their flushes, and notices and answers that may come.
+/// Depth of the queues: room for requests, their FLUSHes, notices and answers.
 const DEPTH: u32 = 1024;
-/// `WrId` of the READ of the head; flushes have their request's number.
+/// `WrId` of the READ of the head; a FLUSH has its request's number.
 pub(super) const HEAD_READ: u64 = u64::MAX;
 /// Receives posted: more than answers and notices together.
 const RECEIVES: usize = 900;
 
-/// What a welcome said.
+/// The contents of a welcome.
 pub(super) struct Welcomed {
     pub(super) ring: Rkey,
     /// The ring's other key: see [`MemoryRegion::read_rkey`].
@@ -38,22 +38,22 @@ pub(super) struct Welcomed {
     pub(super) log: LogId,
     pub(super) past: (LogId, LogSeq),
     pub(super) device: LogDeviceKind,
-    /// What came right behind it.
+    /// Events that came right behind the welcome.
     pub(super) behind: Vec<Event>,
 }
 
-/// A connection and what is registered for it.
+/// A connection and the memory registered for it.
 pub(super) struct Link {
     pub(super) cq: Arc<dyn CompletionQueue>,
     pub(super) qp: Arc<dyn QueuePair>,
-    /// Messages land here; behind them the head that was read.
+    /// Memory for messages; behind them is the head that was READ.
     incoming: Arc<dyn MemoryRegion>,
     completions: Vec<Completion>,
 }
 
 /// Memory of the sender that outlives its connections.
 pub(super) struct Buffers {
-    /// The ring, mirrored place by place.
+    /// The mirror of the ring, with the same offsets.
     pub(super) mirror: Arc<SharedMemory>,
     pub(super) answers: Arc<SharedMemory>,
     pub(super) slot_len: usize,
@@ -70,22 +70,22 @@ impl Buffers {
     }
 }
 
-/// The mirror's and the answers' registrations.
+/// The registrations of mirror and answers.
 pub(super) type Registered = [Arc<dyn MemoryRegion>; 2];
 
-/// What an event at the sender means.
+/// An event at the sender.
 pub(super) enum Event {
-    /// Everything up to here is persistent.
+    /// Everything up to this record is persistent.
     Persistent(LogSeq),
     /// A notice.
     Notice(Message),
     /// An answer is in this slot.
     Answer(u32),
-    /// The head was read: the checkpoint that counts, if one does.
+    /// The head was READ: the newest valid checkpoint, if there is one.
     Head(Option<Box<Checkpoint>>),
 }
 
-/// Who connects, and by what.
+/// The parameters of connecting.
 pub(super) struct Dialling<'d> {
     pub(super) device: &'d dyn Device,
     pub(super) clock: &'d dyn Clock,
@@ -93,7 +93,7 @@ pub(super) struct Dialling<'d> {
 }
 
 impl Link {
-    /// Connects and says hello; returns once welcomed, with the mirror's and the answers' registrations.
+    /// Connects, says hello, and waits for the welcome. Returns the registrations of mirror and answers, too.
     pub(super) fn connect(
         Dialling { device, clock, client }: Dialling<'_>,
         endpoint: &Endpoint,
@@ -127,11 +127,11 @@ impl Link {
             slot_len: buffers.slot_len as u32,
             kind: asked,
         };
-        // The mirror's first page is no record's: a message fits there.
+        // No record lies in the mirror's first page, so a message fits there.
         buffers.mirror.write(0, &hello.encode());
         let local = mirror.sge(0, MESSAGE_LEN as u32);
         link.post(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])?;
-        // The receiver may have a ring to make, and to sync.
+        // The receiver may have to make and sync a ring.
         let deadline = clock.monotonic() + settings.patience.max(WELCOME_WAIT);
         let mut events = Vec::new();
         loop {
@@ -168,7 +168,7 @@ impl Link {
         self.post(&[SendWr { wr_id: WrId(HEAD_READ), op, local, signaled: true }])
     }
 
-    /// Takes completions, waiting for the first as long as `wait`.
+    /// Takes completions; waits for the first at most `wait`.
     pub(super) fn progress(&mut self, wait: Duration, events: &mut Vec<Event>) -> Result<(), SenderError> {
         if self.cq.poll(&mut self.completions, 64) == 0 && !wait.is_zero() {
             self.cq.wait(wait);

@@ -1,4 +1,4 @@
-//! What sender and receiver say besides records: messages of 64 bytes, answers, and the envelope of a request.
+//! Messages of sender and receiver besides records: messages of 64 bytes, answers, and the envelope of a request.
 //!
 //! | offset | bytes | field   | hello (1) | welcome (2) | notice (3) |
 //! |-------:|------:|---------|-----------|-------------|------------|
@@ -14,7 +14,7 @@
 //! | 56     | 4     | fifth   | bytes of a slot | log device | |
 //! | 60     | 4     | sixth   | RPC kind asked for | RPC kind it is to be | |
 //!
-//! An answer is written into a slot of the sender's with the slot's number as immediate:
+//! The receiver WRITEs an answer into one of the sender's slots, with the slot's number as immediate:
 //!
 //! | offset | bytes | field |
 //! |-------:|------:|-------|
@@ -24,8 +24,8 @@
 //! | 24     | 4     | status, the service's own |
 //! | 28     | 4     | bytes of the body that follows |
 //!
-//! A request's data begins with an envelope of 8 bytes: flags (1: wants an answer, 2: changes
-//! nothing, so that nobody needs it persistent), answer slot (u16 each), zeros.
+//! A request's data begins with an envelope of 8 bytes: flags (1: wants an answer, 2: changes nothing, so it need not be persistent by itself),
+//! answer slot (u16 each), zeros.
 
 use super::kind::Kind;
 use crate::ids::{ClientId, LogSeq, Rkey};
@@ -47,61 +47,61 @@ const VERSION: u16 = 6;
 const FLAG_ANSWER: u16 = 1;
 const FLAG_PASSING: u16 = 2;
 
-/// What stands before a request's body.
+/// The envelope before a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Envelope {
-    /// Where the answer goes, if one is wanted.
+    /// The slot for the answer, if one is wanted.
     pub(super) answer_slot: Option<u16>,
-    /// It changes nothing: it need not be persistent by itself.
+    /// The request changes nothing, so it need not be persistent by itself.
     pub(super) passing: bool,
 }
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A sender begins.
+    /// A sender wants a ring.
     Hello {
-        /// Who.
+        /// The sender's client id.
         client: ClientId,
-        /// The ring it wants.
+        /// Capacity of the ring that it wants.
         capacity: u64,
-        /// Its stride.
+        /// Stride of that ring.
         stride: u64,
-        /// Where answers go.
+        /// Key of the sender's memory for answers.
         answers: Rkey,
-        /// How many slots are there.
+        /// Number of answer slots.
         slots: u32,
-        /// Of so many bytes.
+        /// Bytes of a slot.
         slot_len: u32,
-        /// Which kind of RPC it wants.
+        /// The kind of RPC that it wants.
         kind: Kind,
     },
-    /// The receiver has a ring for it.
+    /// The receiver gives the sender a ring.
     Welcome {
-        /// The ring: its records.
+        /// Key of the ring's records.
         ring: Rkey,
-        /// The ring, all of it, to be read.
+        /// Key by which the whole ring can be READ.
         reading: Rkey,
-        /// Which kind of RPC it is to be: the one asked for, or the one with the receiver's flush.
+        /// The kind of RPC to use: the one asked for, or the one in which the receiver flushes.
         kind: Kind,
-        /// Its life.
+        /// The ring's life.
         log: LogId,
-        /// The life before, and how far it was executed.
+        /// The life before, and the last record of it that was executed.
         past: (LogId, LogSeq),
-        /// What it lies on.
+        /// The kind of the ring's log device.
         device: LogDeviceKind,
     },
-    /// The receiver has none.
+    /// The receiver refuses.
     Refused,
-    /// How far things are.
+    /// The receiver's progress.
     Notice {
-        /// Everything up to here is persistent.
+        /// Everything up to this record is persistent.
         persistent: LogSeq,
         /// The head.
         head: u64,
-        /// The record at it.
+        /// The record at the head.
         head_lsn: LogSeq,
-        /// Post no more for now.
+        /// The sender should post no more for now.
         slow: bool,
     },
 }
@@ -176,7 +176,7 @@ impl Message {
         zerocopy::transmute!(raw)
     }
 
-    /// Parses one. Fields a kind does not use are zero, so that every message has one encoding.
+    /// Parses a message. Fields that a kind does not use must be zero, so that every message has one encoding.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -228,16 +228,16 @@ impl Message {
     }
 }
 
-/// What stands before an answer's body.
+/// The header before an answer's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerHeader {
-    /// Of which request.
+    /// The number of the request.
     pub lsn: LogSeq,
     /// The head.
     pub head: u64,
-    /// The record at it.
+    /// The record at the head.
     pub head_lsn: LogSeq,
-    /// The service's own.
+    /// The service's own status.
     pub status: u32,
     /// Bytes of the body.
     pub len: u32,
@@ -255,7 +255,7 @@ impl AnswerHeader {
         bytes
     }
 
-    /// Parses one; every value may come, the caller checks them against what it asked.
+    /// Parses a header. It may contain any value: the caller checks it against its request.
     pub fn parse(bytes: &[u8; ANSWER_HEADER_LEN]) -> Self {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let last = word(24);
@@ -279,7 +279,7 @@ pub(super) fn envelope(envelope: Envelope) -> [u8; ENVELOPE_LEN] {
     bytes
 }
 
-/// Parses an envelope: the answer slot, and the body.
+/// Parses the envelope of a request; returns the body, too.
 pub(super) fn open_envelope(data: &[u8]) -> Result<(Envelope, &[u8]), MessageError> {
     let (envelope, body) = data.split_first_chunk::<ENVELOPE_LEN>().ok_or(MessageError::Field("envelope"))?;
     let [flag, flag_high, slot, slot_high, rest @ ..] = *envelope;
@@ -357,7 +357,7 @@ mod tests {
             assert_eq!(message.encode(), bytes, "{message:?}");
             assert_eq!(Message::parse(&bytes), Ok(message));
             let mut crooked = bytes;
-            // No kind has a number of its own there and an id besides.
+            // A field that this kind does not use.
             crooked[if matches!(message, Message::Hello { .. }) { 40 } else { 8 }] = 1;
             assert_eq!(Message::parse(&crooked), Err(MessageError::Field("reserved")), "{message:?}");
             crooked[4] = 9;

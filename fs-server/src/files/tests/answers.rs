@@ -1,4 +1,4 @@
-//! The changes of a request are durable before its answer, where answers are durable.
+//! With durable answers, all changes of a request are durable before its answer is sent.
 
 use super::harness::write;
 use super::harness::{Storage, stamped};
@@ -22,14 +22,14 @@ fn storage() -> Storage {
     storage
 }
 
-/// What a request has done that committed a batch.
+/// The notes of a request that has committed a batch of records.
 fn committed() -> Changed {
     let changed = Changed::default();
     changed.note_records();
     changed
 }
 
-/// A client's write of so many bytes, up to its answer.
+/// Does the work of a client's write of `len` bytes, without making it durable or answering it.
 fn put(storage: &Storage, len: usize) -> Changed {
     let (file, changed) = (storage.file(1), Changed::default());
     let done = async {
@@ -53,7 +53,7 @@ fn is_durable(storage: &Storage) -> bool {
 
 #[test]
 fn what_a_request_has_written_outlives_the_machine() {
-    // By images, and by pages.
+    // A few bytes are made durable by images, many by writing pages to their places.
     for len in [100, 20 * PAGE_SIZE] {
         let storage = storage();
         let changed = put(&storage, len);
@@ -72,7 +72,7 @@ fn what_a_request_has_written_outlives_the_machine() {
 fn who_finds_nothing_left_to_do_waits_for_the_batch_that_took_his_bytes_along() {
     let storage = storage();
     let changed = put(&storage, 100);
-    // Somebody else commits it, and syncs nothing.
+    // A write-back for another purpose commits the file's records and does not sync them.
     block_on(write_back(&storage.files, &storage.disk, &[storage.file(1)], false)).expect("committed");
     assert!(storage.file(1).is_clean() && !is_durable(&storage));
     answered(&storage, &changed);
@@ -89,7 +89,7 @@ fn names_are_flushed_by_whoever_has_changed_some() {
     assert!(is_durable(&storage));
 }
 
-/// Who makes the file durable from now on takes all of it along.
+/// The noted answers are made durable with the file, by whichever request syncs it next.
 #[test]
 fn what_was_done_is_noted_with_its_counter_and_its_answer() {
     let storage = storage();
@@ -103,7 +103,7 @@ fn what_was_done_is_noted_with_its_counter_and_its_answer() {
         assert!(state.uncommitted && state.contents == change, "{} and {change}", state.contents);
         assert_eq!(state.done.values().collect::<Vec<_>>(), [&DoneRequest { request, answer }]);
     };
-    // Over holes, over bytes, a copy, and each kind of allocation.
+    // Writes over holes, writes over bytes, a copy, and each kind of allocation.
     for (seq, at) in [(1, WriteAt::End), (2, WriteAt::Offset(100))] {
         let asked: Asked<'_> = (request(seq), &Written::answer);
         let source = Source::Bytes(&bytes[..4_000]);

@@ -38,7 +38,7 @@ struct World {
 }
 
 fn word(ino: u64, page: u64, version: u64) -> u64 {
-    // Never 0 and never a repeated byte, so neither a hole nor the magic pattern.
+    // A word is never 0 and never one byte repeated, so it is neither a hole nor the magic pattern.
     (ino << 56) | (page << 40) | version
 }
 
@@ -65,7 +65,7 @@ impl World {
         &self.floors[ino as usize][page as usize]
     }
 
-    /// Compares what a read gave with what was there before and after.
+    /// Compares the bytes that a read returned with the versions written before and after it.
     fn judge(&self, ino: u64, page: u64, before: u64, bytes: Option<&[u8]>) {
         let version = bytes.map_or(0, |bytes| version_of(ino, page, bytes));
         let after = self.floor(ino, page).load(Ordering::SeqCst);
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Files that come, are written and go, so that pages move between files.
+    /// Makes, writes and removes files, so that pages move between files.
     fn churner(&self, seed: u64) {
         let (files, disk) = (&*self.storage.files, &self.storage.disk.clone());
         let random = SeededRandom::new(seed);
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Reads as a client on a shared-memory link does: from the windows, with a layout it cached.
+    /// Reads as a client on a `shm` link does: from the windows, with a layout that it cached.
     fn initiator(&self, seed: u64) {
         let files = &*self.storage.files;
         let random = SeededRandom::new(seed);
@@ -249,7 +249,7 @@ impl World {
     }
 }
 
-/// `CUTTLEFS_STRESS_SECONDS` and `CUTTLEFS_STRESS_SEED` make it longer and repeatable.
+/// The environment variables `CUTTLEFS_STRESS_SECONDS` and `CUTTLEFS_STRESS_SEED` make the test longer and repeatable.
 #[test]
 fn readers_never_see_a_torn_foreign_or_old_page() {
     let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
@@ -264,7 +264,7 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         stop: AtomicBool::new(false),
         hits: Default::default(),
     };
-    // Held open, so that the files stay.
+    // Open files are not removed from memory.
     let held: Vec<Arc<FileRegion>> = (1..=FILES).map(|ino| world.storage.file(ino)).collect();
     std::thread::scope(|scope| {
         let world = &world;

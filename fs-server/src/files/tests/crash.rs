@@ -1,4 +1,4 @@
-//! Power loss at any moment: all fsynced bytes come back, and never another file's.
+//! Power loss at any moment: all fsynced bytes are there afterwards, and never bytes of another file.
 
 use super::harness::{Storage, stamp, stamped};
 use super::harness::{allocate_range, write};
@@ -39,7 +39,7 @@ enum Op {
         len: u64,
         how: Allocate,
     },
-    /// As a client asks for it, or with every page in its place.
+    /// An fsync as a client asks for it, or with every page written to its place on SSD.
     Fsync {
         ino: u64,
         in_place: bool,
@@ -48,7 +48,7 @@ enum Op {
     Evict {
         frames: u32,
     },
-    /// Unlinks the file, reaps it, and makes one with a number that was never used.
+    /// Unlinks and reaps the file, and makes one with a new inode number instead.
     Replace {
         ino: u64,
     },
@@ -73,16 +73,16 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a file may be after a crash.
+/// The contents that a file may have after a crash.
 #[derive(Clone, Debug, Default)]
 struct Expect {
     ino: u64,
-    /// Lengths it had since the last fsync, that one's included.
+    /// The file's lengths since its last fsync, with the length at that fsync.
     sizes: BTreeSet<u64>,
     size: u64,
-    /// Bytes that must be there: fsynced as written and not touched by anything but writes since.
+    /// Offsets of bytes that must be there: they were fsynced, and only writes touched them since.
     durable: BTreeSet<u64>,
-    /// Bytes that are written at the moment.
+    /// Offsets of bytes that are written now, synced or not.
     written: BTreeSet<u64>,
 }
 
@@ -109,7 +109,7 @@ struct World {
 }
 
 impl World {
-    /// Does an operation in full (`steps` is `None`), or gives up after so many disk steps: then it returns `false`.
+    /// Does the whole operation if `steps` is `None`. Else gives up after so many disk steps, and returns `false` if it gave up.
     fn apply(&mut self, op: &Op, steps: Option<usize>) -> bool {
         let storage = &self.storage;
         let (files, disk) = (&*storage.files, &storage.disk);
@@ -119,7 +119,7 @@ impl World {
                 let bytes = stamped(expect.ino, offset, len);
                 let file = storage.file(expect.ino);
                 let end = offset + len as u64;
-                // It may have been done by the time of a crash.
+                // A write that is given up may still have set this length before the crash.
                 expect.sizes.insert(end.max(expect.size));
                 let write = write(files, disk, &file, WriteAt::Offset(offset), Source::Bytes(&bytes));
                 match drive(storage, write, steps) {
@@ -205,7 +205,7 @@ impl World {
             Op::Replace { ino } => {
                 let old = std::mem::take(&mut self.files[ino as usize]);
                 let number = inode(old.ino);
-                // The new one is made first, so that there is one whenever the crash comes.
+                // The new file is made first, so that one of the two is there at any crash.
                 self.files[ino as usize] =
                     Expect { ino: self.next_ino, sizes: [0].into(), ..Expect::default() };
                 storage.meta.create(inode(self.next_ino));
@@ -248,7 +248,7 @@ impl World {
             for at in expect.durable.iter().filter(|at| **at < file.size()) {
                 assert_eq!(content[*at as usize], stamp(ino, *at), "fsynced byte {at} of file {ino}");
             }
-            // Growth after the crash shows zeros, not what was once there.
+            // The file grows by zeros after the crash, not by bytes that were there before.
             let size = file.size();
             let commit = |commit| {
                 after.meta.commit_data(&[commit])?;
@@ -263,12 +263,12 @@ impl World {
     }
 }
 
-/// Runs to the end, or for a number of disk steps.
+/// Runs the future to its end, or until the disk has done so many steps.
 fn drive<T>(storage: &Storage, future: impl Future<Output = T>, steps: Option<usize>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = steps.unwrap_or(usize::MAX);
     loop {
-        // Several polls without a step: yields are no reason to stop.
+        // A future may yield several times without a disk step in between, so it is polled often before the next one.
         for _ in 0..64 {
             if let Some(result) = block_on(poll_once(&mut future)) {
                 return Some(result);

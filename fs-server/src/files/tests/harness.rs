@@ -25,10 +25,10 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Sum blocks in memory: few, so that they are read again and again.
+/// Memory for blocks of sums: little, so that the blocks are read from the disk again and again.
 const SUM_CACHE_BYTES: usize = 4096;
 
-/// A simulated disk with checksums over it; what is done to the medium is done past them.
+/// A simulated disk with checksums over it. Tests change the bytes of `medium` directly, past the checksums.
 #[derive(Clone)]
 pub(super) struct SummedSim {
     medium: SimDisk,
@@ -37,7 +37,7 @@ pub(super) struct SummedSim {
 }
 
 impl SummedSim {
-    /// As one thread's disk.
+    /// The disk with checksums, as one worker thread has it.
     pub fn summed(&self) -> SummedDisk {
         SummedDisk::new(Rc::new(self.medium.clone()), self.frames.clone(), self.sums.clone())
     }
@@ -76,18 +76,18 @@ impl Storage {
         Self::build(config(pool_pages, frames), meta, frames, |memory| formatted(pool_pages, memory, 0))
     }
 
-    /// A server that promotes whole units of so many pages, on a disk whose choices come from `seed`.
+    /// A server that promotes whole units of `unit_pages` pages, on a disk whose choices come from `seed`.
     pub fn with_units(pool_pages: u64, frames: u64, unit_pages: u32, seed: u64) -> Self {
         let meta = Records::default();
         let config = PagesConfig { hotspots: Hotspots::Units, unit_pages, ..config(pool_pages, frames) };
         Self::build(config, meta, frames, |memory| formatted(pool_pages, memory, seed))
     }
 
-    /// The next server on the same medium, with what the store kept.
+    /// The next server on the same medium, with the records in `meta`.
     pub fn restart(&self, meta: Records) -> Self {
         let config = config(self.pool_pages, self.frames);
         let next = Self::build(config, meta, self.frames, |memory| self.disk.attach(memory));
-        // What was synced and is not in its place comes there before anybody looks.
+        // Page images of the server before are written to their places before anything reads the pages.
         let images = next.meta.placed_images();
         if !images.is_empty() {
             block_on(put_in_place(&next.disk, images)).expect("written");
@@ -126,7 +126,7 @@ impl Storage {
     }
 
     pub fn read(&self, file: &FileRegion, offset: u64, len: usize) -> Result<Vec<u8>, Status> {
-        // Poisoned, so that what was not filled shows.
+        // The buffer starts with a byte that no file has, so that bytes that the fetch did not fill show.
         let mut out = vec![0xEE; len];
         let pages = PageSet::all(divide(offset, len).len());
         let sink = Sink::Bytes(&mut out);
@@ -136,7 +136,7 @@ impl Storage {
         Ok(out)
     }
 
-    /// What must hold whenever nothing is under way.
+    /// Checks the invariants that hold whenever no operation is under way.
     pub fn check(&self) {
         let figures = self.pages.figures();
         let table = self.pages.residency.table();
@@ -160,7 +160,7 @@ impl Storage {
             "every frame is free or owned"
         );
         assert_eq!(figures.leaked_frames, 0);
-        // The store never names what is free, and no two files hold one page.
+        // No extent names a free pool page, and no two files have the same pool page.
         let mut used = BTreeSet::new();
         for ino in self.meta.files() {
             let file = self.file(ino);
@@ -228,7 +228,7 @@ pub(super) fn stamped(ino: u64, offset: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|index| stamp(ino, offset + index)).collect()
 }
 
-/// Writes all of `source`, for nobody's request.
+/// Writes all of `source`, on behalf of no request.
 pub(super) async fn write(
     files: &Files,
     disk: &dyn Disk,
@@ -239,7 +239,7 @@ pub(super) async fn write(
     write_for(files, disk, file, at, source, None).await
 }
 
-/// Does what `how` says, for nobody's request.
+/// Allocates, zeroes or punches as `how` says, on behalf of no request.
 pub(super) async fn allocate_range(
     files: &Files,
     disk: &dyn Disk,
@@ -251,7 +251,7 @@ pub(super) async fn allocate_range(
     allocate_for(files, disk, file, (offset, len), how, None).await
 }
 
-/// Gives space back, for nobody's request.
+/// Punches a hole, on behalf of no request.
 pub(super) async fn punch_hole(
     files: &Files,
     disk: &dyn Disk,

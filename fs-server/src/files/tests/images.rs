@@ -38,7 +38,7 @@ fn synced(storage: &Storage, ino: u64) {
     block_on(sync(&storage.files, &storage.disk, &storage.file(ino))).expect("durable");
 }
 
-/// The power fails, with nothing kept that need not be.
+/// Cuts the power: everything that was not synced is lost.
 fn lose_power(storage: &Storage) -> Storage {
     storage.disk.crash(&SeededRandom::new(7));
     storage.disk.set_mode(SimMode::AtOnce);
@@ -72,7 +72,7 @@ fn a_sync_that_is_begun_is_durable_with_the_next_flush_and_nothing_is_left_to_wh
     put(&storage, 1, 0, 3 * PAGE_SIZE);
     assert!(block_on(begin_sync(&storage.files, &storage.file(1))));
     assert_eq!((storage.pages.data_syncs(), storage.meta.placed_images().len()), (0, 3));
-    // What is written meanwhile belongs to the next one.
+    // Bytes written after the sync began belong to the next sync.
     put_bytes(&storage, 0, b"later");
     storage.meta.flush().expect("flushed");
     let next = lose_power(&storage);
@@ -82,7 +82,7 @@ fn a_sync_that_is_begun_is_durable_with_the_next_flush_and_nothing_is_left_to_wh
     let begun = next.meta.placed_images();
     synced(&next, 1);
     assert_eq!(next.meta.placed_images(), begun);
-    // Much is not begun with: it is for who asks, and waits.
+    // A sync of many pages is not begun ahead: the caller of fsync has to do it, and to wait.
     put(&next, 2, 0, (IMAGE_PAGES + 1) * PAGE_SIZE);
     assert!(!block_on(begin_sync(&next.files, &next.file(2))));
     assert_eq!((next.pages.data_syncs(), next.meta.placed_images()), (0, begun));
@@ -90,7 +90,7 @@ fn a_sync_that_is_begun_is_durable_with_the_next_flush_and_nothing_is_left_to_wh
 
 #[test]
 fn without_its_images_a_server_would_not_have_it() {
-    // What the tests here and the walks rely upon: the bytes are nowhere else.
+    // The other tests here and the random walks rely on this: without the images the bytes are nowhere.
     let storage = storage(40);
     put(&storage, 1, 0, 3 * PAGE_SIZE);
     synced(&storage, 1);
@@ -130,7 +130,7 @@ fn a_sync_makes_images_of_what_is_new_only() {
         synced(&storage, 1);
     }
     assert_eq!((storage.pages.data_syncs(), storage.meta.placed_images().len()), (0, 2 * IMAGE_PAGES));
-    // A page that is written again gets another image, which counts.
+    // A page that is written again gets another image, and the newer image is the one that counts.
     put_bytes(&storage, PAGE + 5, b"newer");
     put_bytes(&storage, 3 * PAGE, b"not synced");
     let page = content(&storage, 1)[PAGE as usize..2 * PAGE_SIZE].to_vec();
@@ -158,7 +158,7 @@ fn much_goes_to_its_places_at_once() {
 
 #[test]
 fn pages_that_are_not_in_frames_are_synced_where_they_are() {
-    // So few frames that some pages are written past them, and some have left theirs.
+    // With 4 frames some pages are written directly to SSD; with 40 frames they are evicted before the sync.
     for (frames, evicted) in [(4, 0), (40, 40)] {
         let storage = storage(frames);
         put(&storage, 1, 0, 8 * PAGE_SIZE);
@@ -185,7 +185,7 @@ fn a_page_that_left_its_file_does_not_come_back_with_its_image() {
     block_on(allocate_range(files, disk, &file, 2 * PAGE, PAGE, zeros)).expect("zeroes");
     block_on(truncate(files, disk, &file, 5 * PAGE + 10, commit)).expect("cuts");
     block_on(truncate(files, disk, &file, 7 * PAGE, commit)).expect("grows");
-    // Pages that were given back are another file's by now.
+    // The punched and cut pages are given to another file.
     put(&storage, 2, 0, 3 * PAGE_SIZE);
     synced(&storage, 2);
     synced(&storage, 1);

@@ -1,4 +1,4 @@
-//! Tests of tiering IO on a simulated disk and metadata twin: a whole server's storage in one thread.
+//! Tests of files on a simulated disk, with metadata in memory: the storage of a whole server in one thread.
 
 mod answers;
 mod concurrent;

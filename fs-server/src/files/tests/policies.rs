@@ -103,7 +103,7 @@ fn a_read_of_the_mapped_pool_faults_once() {
         let files = served(policy, &meta, Some(pool.clone()));
         let disk = CachedDisk::new(pool.clone());
         let opened = open(&files);
-        // The first round writes, the second finds it in a page cache that was emptied, where the system lets us.
+        // The first round writes the file. The second reads it from a page cache that was emptied, if the kernel emptied it.
         if !hardware {
             put(&files, &disk, &opened.file);
             block_on(write_back(&files, &disk, std::slice::from_ref(&opened.file), true))
@@ -122,7 +122,7 @@ fn a_read_of_the_mapped_pool_faults_once() {
         assert_eq!(out[..LEN - 100], stamped(1, 0, LEN)[100..]);
         let counts = files.pages.figures().counts;
         assert_eq!((counts.odp_faults, counts.odp_fault_pages, counts.target_magic), (1, 6, 0));
-        // A page that is being changed is nothing for the engine, however much of it is in memory.
+        // The engine leaves a read of a page that is being changed to a fault thread, even if all of it is in memory.
         files.pages.residency.begin_direct_write(page);
         assert_eq!(files.read_file(ME, opened.filekey, 0, &mut out), Ok(FileRead::Faults));
         files.pages.residency.end_direct_write(page);
@@ -142,7 +142,7 @@ fn hidden_files_are_not_read_one_sidedly() {
     assert_eq!(files.read_file(ME, opened.filekey, 0, &mut [0; 10]), Err(WcStatus::RemoteInvalid));
 }
 
-/// What one-sided writes do to a file that holds `stamped(1, 0, LEN)`, all of it at hand. Returns what it holds then.
+/// Does one-sided writes to a file that holds `stamped(1, 0, LEN)`, all of it in memory. Returns the file's bytes afterwards.
 fn exposed_writes_change_what_they_may(files: &Files, opened: &OpenedRegion) -> Vec<u8> {
     let (key, file) = (opened.filekey, &opened.file);
     let write = |offset, bytes: &[u8]| files.write_file(ME, key, offset, bytes);
@@ -154,7 +154,7 @@ fn exposed_writes_change_what_they_may(files: &Files, opened: &OpenedRegion) -> 
         assert_eq!(files.read_file(ME, key, 0, &mut seen), Ok(FileRead::Done(LEN)));
         assert_eq!(seen, expected);
     };
-    // The first may have to wait for a mark; what a fault thread does is the same.
+    // The first write may have to wait for a mark, so a fault thread does it. It has the same effect.
     assert_eq!(faulting(1, b"first"), Ok(()));
     put(1, b"first");
     let across = stamped(2, 100, 2 * PAGE_SIZE);
@@ -182,7 +182,7 @@ fn exposed_writes_change_what_they_may(files: &Files, opened: &OpenedRegion) -> 
         assert_eq!(files.write_file(ME, other.filekey, 0, b"no"), Err(WcStatus::RemoteAccess));
         assert_eq!(files.write_file_faulting(ME, other.filekey, 0, b"no"), Err(WcStatus::RemoteAccess));
     }
-    // Whoever is at the page, or has the file for itself, is waited for, and not by the engine.
+    // A write to a page that is locked, or to a file that another task has to itself, is left to a fault thread: the engine does not wait.
     let (page, _) = file.state().table.get(FilePage(0)).expect("mapped");
     let busy = block_on(files.pages.locks.lock_many([page]));
     assert_eq!(write(0, b"wait"), Ok(FileWrite::Faults));
@@ -245,7 +245,7 @@ fn a_mapped_page_is_written_with_its_checksum() {
     block_on(write_back_all(&files, disk.as_ref())).expect("writes back");
     assert!(opened.file.is_clean());
 
-    // By RPC, of a server that reads the sums anew, each page is verified.
+    // A server that reads the sums anew verifies each page that RPCs read.
     let next = with_sums(sums());
     let opened = open(&next);
     let mut seen = vec![0; LEN];

@@ -1,5 +1,5 @@
-//! Promotion of whole units: hot pages come ahead of requests, cooled ones go, and neither heat nor bytes stay behind
-//! when a page leaves its file.
+//! Promotion of whole units: pages of hot units are brought into frames before they are requested, units that cooled down are evicted, and a page
+//! that leaves its file leaves neither heat nor bytes behind.
 
 use super::harness::{Storage, stamped};
 use super::harness::{punch_hole, write};
@@ -26,7 +26,7 @@ const UNIT: u64 = 8;
 const OWNER: RegionOwner = RegionOwner(1);
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Periods that are over when they begin.
+/// A timer whose periods are over as soon as they begin.
 struct Ticks;
 
 impl Timer for Ticks {
@@ -35,7 +35,7 @@ impl Timer for Ticks {
     }
 }
 
-/// Periods that are over when the test says so.
+/// A timer whose periods end when the test says so: one for each count in the cell.
 struct Periods(Rc<Cell<usize>>);
 
 impl Timer for Periods {
@@ -50,7 +50,7 @@ impl Timer for Periods {
     }
 }
 
-/// Seven units can be hot: 67 frames, of which three are never given out and one in sixteen is not for the hot set.
+/// A server in which seven units can be hot: of 67 frames three are never given out, and a sixteenth of the others is not for the hot set.
 fn storage(files: u64) -> Storage {
     let storage = Storage::with_units(256, 67, UNIT as u32, 1);
     (1..=files).for_each(|ino| storage.meta.create(inode(ino)));
@@ -64,7 +64,7 @@ fn put(storage: &Storage, ino: u64, pages: u64) {
         .expect("writes");
 }
 
-/// Everything on SSD, and nothing known of what was hot.
+/// Writes everything back, lets all heat decay, and evicts all pages.
 fn cool(storage: &Storage) {
     block_on(write_back_all(&storage.files, &storage.disk)).expect("durable");
     (0..40).for_each(|_| drop(block_on(storage.files.review())));
@@ -77,7 +77,7 @@ fn promote(storage: &Storage, periods: usize) {
     let (timer, clock, stopped) = (Periods(left.clone()), ManualClock::default(), AtomicBool::new(false));
     let promotion = run_promotion(&storage.files, &storage.disk, &timer, &clock, PERIOD, &stopped);
     let mut promotion = pin!(promotion);
-    // Longer than the last period takes; then it sleeps and can be dropped.
+    // Polls for longer than the last period's work takes. Then the promotion sleeps and can be dropped.
     let mut idle = 0;
     while idle < 100 {
         assert!(block_on(poll_once(promotion.as_mut())).is_none());
@@ -114,7 +114,7 @@ fn a_hot_unit_comes_whole_and_a_cooled_one_goes() {
     cool(&storage);
     let (first, second) = (pool_pages(&storage, 1), pool_pages(&storage, 2));
     assert_eq!((first.len(), resident(&storage, &first)), (48, 0));
-    // One page of each of three units.
+    // The test reads one page of each of three units.
     for unit in 0..3 {
         access(&storage, 1, unit * UNIT, 10);
     }
@@ -124,7 +124,7 @@ fn a_hot_unit_comes_whole_and_a_cooled_one_goes() {
     let ahead = storage.files.pages.figures().counts.promoted_ahead;
     assert!((21..=24).contains(&ahead), "{ahead}: all but the pages that were read");
     assert!(first[..24].iter().all(|page| storage.pages.heat.of(*page) == u8::MAX));
-    // The other file becomes far hotter, with as many units as fit.
+    // Reads make the other file far hotter, in nearly as many units as fit.
     for unit in 0..6 {
         access(&storage, 2, unit * UNIT, 200);
     }
@@ -160,7 +160,7 @@ fn pages_that_leave_their_file_leave_their_heat() {
     };
     assert_eq!((heat(0..4), heat(12..16)), (vec![0; 4], vec![0; 4]));
     assert_eq!(heat(4..12), [u8::MAX; 8]);
-    // Nor does a later period warm what is no longer the unit's.
+    // A later period does not warm pages that no longer belong to the unit.
     promote(&storage, 1);
     assert_eq!((heat(0..4), heat(12..16)), (vec![0; 4], vec![0; 4]));
     drop(file);
@@ -187,8 +187,7 @@ fn a_unit_cools_down_also_when_its_file_is_no_longer_active() {
     assert!(pages.iter().all(|page| storage.pages.heat.of(*page) == 0), "heat was left behind");
 }
 
-/// Between two reviews everything may have been accessed; the hand must still not take what is hottest just because
-/// that comes first.
+/// If every page was accessed between two reviews, the clock hand still must not evict a hot page just because it reaches that page first.
 #[test]
 fn regression_eviction_takes_the_tepid_before_the_hot() {
     let storage = Storage::new(256, 67);
@@ -207,7 +206,7 @@ fn regression_eviction_takes_the_tepid_before_the_hot() {
     storage.check();
 }
 
-/// A client's counts are hints: what it says of pages that are not there must not keep others' units out.
+/// A client's counts are hints: counts of pages past the end of its file must not keep units of others out of the hot set.
 #[test]
 fn units_past_the_end_of_a_file_are_not_counted() {
     let storage = storage(1);
@@ -216,7 +215,7 @@ fn units_past_the_end_of_a_file_are_not_counted() {
     let opened = storage.files.open(OWNER, inode(1), Rights { read: true, write: false }).expect("opens");
     let count = |unit: u32, pages: [u8; UNIT as usize]| {
         let record = UnitRecord { filekey: opened.filekey, unit, count: u32::MAX };
-        storage.files.note_counted(OWNER, &record, &pages);
+        storage.files.note_counted(&opened.file, &record, &pages);
     };
     for unit in [2, 3, 1000, u32::MAX] {
         count(unit, [255; UNIT as usize]);
@@ -231,7 +230,7 @@ fn units_past_the_end_of_a_file_are_not_counted() {
     storage.check();
 }
 
-/// One file's life: written, cut, punched and read, each step checked against an array of bytes.
+/// The life of one file: random writes, cuts, punches and reads, each read compared with an array of bytes.
 async fn live(storage: &Storage, ino: u64, seed: u64, steps: usize) {
     const PAGES: u64 = 30;
     let (files, disk) = (&*storage.files, &storage.disk);
@@ -283,7 +282,7 @@ async fn live(storage: &Storage, ino: u64, seed: u64, steps: usize) {
     }
 }
 
-/// Promotion, eviction and two files' lives on one worker, with a disk that answers late and in any order.
+/// Runs promotion, eviction and the lives of two files on one worker, over a disk that completes late and in any order.
 #[test]
 fn promotion_races_with_everything_and_no_byte_is_wrong() {
     let mut ahead = 0;

@@ -1,6 +1,6 @@
 //! Metadata over the store in memory, and its state after a crash.
 //!
-//! Files have no names here: names are `meta`'s own matter. A test's files 1, 2, 3 are the inodes of `inode`.
+//! Files have no names here: names are tested in `meta`. The files 1, 2, 3 of a test are the inodes that `inode` gives.
 
 use crate::committer::Committer;
 use crate::meta::{Caller, Format, HashKey, MemoryStore, Meta, Operation};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const ROOT_USER: Caller =
     Caller { uid: 0, gid: 0, umask: 0, drops_privileges: false, request: None, opens: None };
 
-/// The inode of a test's file: 1 is the root's.
+/// The inode of a test's file. File 1 is the first inode after the root.
 pub(super) const fn inode(number: u64) -> InodeNo {
     InodeNo(InodeNo::ROOT.0 + number)
 }
@@ -48,7 +48,7 @@ impl Records {
         Self { store, committer: Committer::at_once(Arc::new(meta)) }
     }
 
-    /// Makes an empty file.
+    /// Makes an empty file without a name.
     pub fn create(&self, ino: InodeNo) {
         self.number_next(ino);
         let make = Operation::CreateNameless { parent: InodeNo::ROOT, mode: 0o644 };
@@ -56,12 +56,12 @@ impl Records {
         assert_eq!(made.attr.map(|attr| attr.ino), Some(ino));
     }
 
-    /// Removes a file, as a reap commits it.
+    /// Removes a file and its records, as a reap commits them.
     pub fn remove(&self, ino: InodeNo) -> Result<(), Status> {
         self.reap(ino).map(drop)
     }
 
-    /// Makes every batch fail from now on, or no more.
+    /// Makes every batch fail from now on, or ends that.
     pub fn fail_batches(&self, fail: bool) {
         self.store.fail(fail);
     }
@@ -71,22 +71,22 @@ impl Records {
         self.store.unflushed_batches() + 1
     }
 
-    /// What the next server finds after a crash: `keep` of the batches since the last flush survive.
+    /// The next server's metadata after a crash that kept `keep` of the batches since the last flush.
     pub fn crash(&self, keep: usize) -> Self {
         Self::on(self.store.crashed(keep))
     }
 
-    /// What the next server finds when this one was killed: all.
+    /// The next server's metadata after a kill, which loses no batch.
     pub fn killed(&self) -> Self {
         self.crash(usize::MAX)
     }
 
-    /// Every pool page an extent names, as runs.
+    /// The pool pages of all extents, as runs.
     pub fn used(&self) -> Vec<Range<u64>> {
         self.extents_that(|_| true)
     }
 
-    /// Pool pages that an extent says are written.
+    /// The pool pages of all extents in the state `Written`, as runs.
     pub fn pages_written(&self) -> Vec<Range<u64>> {
         self.extents_that(|state| state == ExtentState::Written)
     }
@@ -103,7 +103,7 @@ impl Records {
         runs
     }
 
-    /// Images, each with the pool page that is to have it.
+    /// All images, each with the pool page that is its place.
     pub fn placed_images(&self) -> Vec<(PoolPage, Vec<u8>)> {
         let images = self.images(None, usize::MAX).expect("images");
         let place =
@@ -111,13 +111,13 @@ impl Records {
         images.into_iter().map(|image| (place(&image), image.bytes)).collect()
     }
 
-    /// All of them are in their places.
+    /// Removes all images, once their bytes are in their places.
     pub fn forget_images(&self) {
         self.drop_images().expect("dropped");
         self.flush().expect("flushed");
     }
 
-    /// The files there are.
+    /// The numbers of all files.
     pub fn files(&self) -> Vec<u64> {
         self.orphans().into_iter().map(|ino| ino.0 - InodeNo::ROOT.0).collect()
     }

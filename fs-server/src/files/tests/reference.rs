@@ -1,4 +1,4 @@
-//! Random operations on a tiny pool against a model: bytes, sizes, holes, space and ENOSPC exact.
+//! Random operations on a tiny pool against a model, which knows bytes, sizes, holes, space and ENOSPC exactly.
 
 use super::harness::Storage;
 use super::harness::{allocate_range, write};
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 const POOL_PAGES: u64 = 64;
 const FRAMES: u64 = 8;
 const FILES: u64 = 3;
-/// Operations stay below: a bit more than the pool, so that space runs out.
+/// No operation reaches past this offset: a bit more than the pool, so that space runs out.
 const SPAN: u64 = 40 * PAGE_SIZE_U64;
 const OWNER: RegionOwner = RegionOwner(7);
 
@@ -38,7 +38,7 @@ enum Op {
     Restart,
 }
 
-/// Places that are often at page boundaries.
+/// Offsets, often at page boundaries.
 fn place() -> impl Strategy<Value = u64> {
     prop_oneof![
         2 => 0..SPAN,
@@ -212,7 +212,7 @@ impl World {
         }
     }
 
-    /// Everything readable agrees, by fetch and by the NIC engine.
+    /// Compares every file's size, space and bytes in memory with the model, as the NIC engine reads them.
     fn check(&self) {
         self.storage.check();
         for (ino, model) in &self.model {
@@ -272,7 +272,7 @@ fn run(ops: &[Op]) {
         world.apply(op);
         world.check();
     }
-    // In the end every byte, also after everything went to SSD and came back.
+    // At the end every byte is compared, also after a restart that read all of it from SSD.
     for restart in [false, true] {
         if restart {
             world.apply(&Op::Restart);

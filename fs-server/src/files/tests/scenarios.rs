@@ -79,7 +79,7 @@ fn a_partial_write_that_cannot_read_its_page_changes_nothing() {
         put(&storage, 1, 0, PAGE_SIZE).expect("writes");
         evict_all(&storage);
         if frames == 4 {
-            // The only frame goes to the other file, so that the way past the frames is taken.
+            // The other file takes the only frame, so that the write goes past the frames.
             put(&storage, 2, 0, 10).expect("writes");
         }
         fail(&storage, IoKind::Read, 1);
@@ -126,7 +126,7 @@ fn a_sync_of_everything_waits_for_one_that_is_under_way() {
     storage.disk.set_mode(SimMode::Deferred);
     let mut first = pin!(write_back_all(&storage.files, &storage.disk));
     assert!(block_on(poll_once(first.as_mut())).is_none(), "its disk is late");
-    // Nothing is listed any more, and nothing is durable yet.
+    // The list of changed files is empty by now, and nothing is durable yet.
     let mut second = pin!(write_back_all(&storage.files, &storage.disk));
     assert!(block_on(poll_once(second.as_mut())).is_none(), "the first one's file is not on disk");
     while block_on(poll_once(first.as_mut())).is_none() {
@@ -144,7 +144,7 @@ fn a_page_that_cannot_be_written_back_stays_and_fsync_says_so() {
     storage.disk.inject(SimFault { pages: page..page + 1, kind: Some(IoKind::Write), errno: 5, times: 2 });
     let files = [storage.file(1), storage.file(2)];
     assert_eq!(block_on(write_back(&storage.files, &storage.disk, &files, true)), Err(Status::Io));
-    // The other file of the group is durable.
+    // The other file of the same write-back is durable.
     assert!(!files[0].is_clean() && files[1].is_clean());
     assert_eq!(storage.meta.extents(INO), Ok(vec![]));
     assert_eq!(storage.meta.extents(inode(2)).map(|extents| extents.len()), Ok(1));
@@ -262,7 +262,7 @@ fn a_fetch_goes_to_the_disk_in_one_batch_and_promotes_into_free_frames() {
     assert_eq!(storage.read(&storage.file(1), 0, 8 * PAGE_SIZE), Ok(stamped(1, 0, 8 * PAGE_SIZE)));
     let after = storage.disk.counters();
     assert_eq!(after.pages_read - before.pages_read, 8);
-    // Neighbours go as one IO: one for those that got the five frames, one for the others.
+    // Neighbouring pages are one IO: one for the pages that got the five frames, one for the rest.
     assert_eq!(after.reads - before.reads, 2);
     assert_eq!(storage.files.pages.figures().counts.promoted, 5);
     assert_eq!(storage.files.pages.figures().free_frames, 0);
@@ -283,7 +283,7 @@ fn filekeys_guard_what_the_nic_engine_reads() {
     assert_eq!(files.read_file(me, readable, u64::MAX, &mut out), Ok(FileRead::Done(0)));
     assert_eq!(files.read_file_faulting(me, readable, u64::MAX - 1, &mut out), Ok(0));
     assert_eq!(files.read_bitmap(me, readable, u64::MAX - 7, &mut out), Ok(()));
-    // Also of a file whose bytes nobody may see.
+    // The same holds for a file whose contents are closed.
     files.close_contents(INO);
     assert_eq!(files.read_file(me, readable, u64::MAX - 100, &mut out), Ok(FileRead::Done(0)));
     assert_eq!(files.read_file(other, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
@@ -389,7 +389,7 @@ fn the_background_tasks_write_back_evict_and_stop() {
     storage.check();
 }
 
-/// A file of which pages 1, 3, 5, ... have bytes, durably, and the rest are holes.
+/// A file whose pages 1, 3, 5, ... have durable bytes, and whose other pages are holes.
 fn in_pieces(storage: &Storage, pieces: u64) -> Arc<FileRegion> {
     for piece in 0..pieces {
         put(storage, 1, (2 * piece + 1) * PAGE, PAGE_SIZE).expect("writes");
@@ -422,7 +422,7 @@ fn what_is_zeroed_or_reserved_in_many_pieces_goes_in_many_batches() {
     }
 }
 
-/// `found/poc_frag.py`: while a file of 60,000 extents was cut, nobody else was served.
+/// Once, nobody else was served while a file of 60,000 extents was cut.
 #[test]
 fn a_cut_or_a_punch_of_many_pieces_gives_way_behind_each_batch() {
     for cuts in [true, false] {
@@ -461,7 +461,7 @@ fn a_cut_or_a_punch_of_many_pieces_gives_way_behind_each_batch() {
 
 #[test]
 fn a_zeroing_that_is_cut_off_has_done_a_part_and_loses_no_space() {
-    // The store fails, or nobody waits any longer.
+    // Once the store fails, once the future is dropped.
     for fails in [true, false] {
         let storage = storage(32, 16);
         let file = in_pieces(&storage, 5);
@@ -477,7 +477,7 @@ fn a_zeroing_that_is_cut_off_has_done_a_part_and_loses_no_space() {
             assert!(!fails || block_on(zeroing).is_err());
         }
         storage.meta.fail_batches(false);
-        // One step is there: a reserved page and one that had bytes.
+        // One step was done: it covers one reserved page and one page that had bytes.
         assert_eq!(file.allocated_pages(), 6);
         assert_eq!(storage.read(&file, 0, 2 * PAGE_SIZE), Ok(vec![0; 2 * PAGE_SIZE]));
         assert_eq!(storage.read(&file, 3 * PAGE, PAGE_SIZE), Ok(stamped(1, 3 * PAGE, PAGE_SIZE)));
@@ -491,7 +491,7 @@ fn a_zeroing_that_is_cut_off_has_done_a_part_and_loses_no_space() {
     }
 }
 
-/// How often a future is polled, and what it gives.
+/// How often a future is polled until it is done, and its result.
 fn polls<T>(future: impl Future<Output = T>) -> (usize, T) {
     let mut future = pin!(future);
     let mut count = 0;
@@ -503,12 +503,12 @@ fn polls<T>(future: impl Future<Output = T>) -> (usize, T) {
     }
 }
 
-/// 64 searches in files of 40,000 pieces left others a few percent.
+/// Once, 64 searches in files of 40,000 pieces left a few percent of the time to others.
 #[test]
 fn a_search_in_many_pieces_gives_way_behind_each_few() {
     let storage = storage(64, 16);
     let file = storage.file(1);
-    // Neighbours in the file that are none in the pool.
+    // The pages are neighbours in the file and not in the pool.
     for page in [0, 2, 4, 6, 8, 1, 3, 5, 7] {
         put(&storage, 1, page * PAGE, PAGE_SIZE).expect("writes");
     }
@@ -518,7 +518,7 @@ fn a_search_in_many_pieces_gives_way_behind_each_few() {
     assert_eq!((count, found), (1, Ok(5)));
 }
 
-/// 64 copies of 4 MiB likewise: what is in memory is copied without a wait.
+/// Once, 64 copies of 4 MiB likewise held up others: bytes in memory are copied without waiting for anything.
 #[test]
 fn a_copy_gives_way_behind_each_chunk() {
     const CHUNKS: usize = 4;

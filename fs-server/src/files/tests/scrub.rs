@@ -1,4 +1,4 @@
-//! Scrubs: pages that they find, heal, and recover after a crash.
+//! Scrubs: they find rotten pages, heal those that are in frames, and finish the recovery after a crash.
 
 use super::harness::write;
 use super::harness::{Storage, stamped};
@@ -24,7 +24,7 @@ use std::time::Duration;
 const INO: InodeNo = inode(1);
 const PAGES: usize = 12;
 
-/// Sleeping is moving the clock.
+/// A timer whose sleeps move the clock.
 struct Moves<'a>(&'a ManualClock);
 
 impl Timer for Moves<'_> {
@@ -34,7 +34,7 @@ impl Timer for Moves<'_> {
     }
 }
 
-/// A file of some pages, written back; all of it on SSD, or all of it in clean frames.
+/// A server with a file of `PAGES` pages, written back: all of it on SSD only, or all of it in clean frames as well.
 fn storage(evicted: bool) -> Storage {
     let storage = Storage::new(64, 40);
     storage.meta.create(INO);
@@ -66,7 +66,7 @@ fn flip(storage: &Storage, page: PoolPage) {
     storage.disk.poke(page.0, &bytes);
 }
 
-/// Recovers, then does a pass.
+/// Recovers all zones, then does a whole pass.
 fn scrub(storage: &Storage) -> PassFigures {
     let clock = ManualClock::default();
     let figures = Mutex::new(ScrubFigures::default());
@@ -125,7 +125,7 @@ fn after_a_crash_all_is_recovered_and_the_next_pass_finds_nothing() {
         println!("seed {seed}");
         let random = SeededRandom::new(seed);
         let storage = storage(true);
-        // Overwritten in place, and cut off somewhere.
+        // Pages are overwritten in place, and the power fails at some point of the write-back.
         for _ in 0..1 + random.next_u64() % 4 {
             let other: Vec<u8> = stamped(seed + 2, 0, PAGE_SIZE);
             put_bytes(&storage, random.next_u64() as usize % PAGES, &other);
@@ -155,10 +155,11 @@ fn after_a_crash_all_is_recovered_and_the_next_pass_finds_nothing() {
     assert!(resummed > 10);
 }
 
-/// Pages of a pool with a few steps, all of one file.
+/// Pages of a file that takes a scrub several steps.
 const MANY: usize = 300;
 
-/// A pass, whole or the rest of one, on what a server before kept; stopped after so many times of keeping.
+/// Does a pass from the beginning, or the rest of the one in `before`. Stops when the state was kept `keeps` times. Returns the kept states and the
+/// figures.
 fn pass_of(
     storage: &Storage,
     clock: &ManualClock,
@@ -184,7 +185,7 @@ fn pass_of(
         seen: Cell::new(0),
         found: RefCell::default(),
     };
-    // A step takes longer than a minute, so each is kept.
+    // At this rate a step takes longer than a minute, so the state is kept after each.
     block_on(scrub.pass(2048, &stopped)).expect("a pass");
     let figures = *figures.lock();
     (kept.into_inner(), figures)
@@ -194,7 +195,7 @@ fn pass_of(
 fn a_pass_that_a_restart_cut_off_goes_on_from_where_it_was() {
     let storage = Storage::new(MANY as u64 + 100, 40);
     storage.meta.create(INO);
-    // A write is a mebibyte at most.
+    // One write has at most 1 MiB.
     put(&storage, 0, 150);
     put(&storage, 150, MANY - 150);
     block_on(write_back_all(&storage.files, &storage.disk)).expect("durable");
@@ -205,7 +206,7 @@ fn a_pass_that_a_restart_cut_off_goes_on_from_where_it_was() {
     assert_eq!(whole.current, PassFigures { pages: MANY as u64, ..PassFigures::default() });
     assert!(whole.last.is_some() && !whole.is_unfinished && whole.last_ended_secs > whole.began_secs);
 
-    // One rotten page that the first part sees, and one that the rest does.
+    // One rotten page is in the first part of the pass, one in the rest.
     let (early, late) = (pool_page(&storage, 3), pool_page(&storage, MANY as u64 - 3));
     assert!(early.0 < 64 && late.0 > 256, "{early} {late}");
     flip(&storage, early);
@@ -221,7 +222,7 @@ fn a_pass_that_a_restart_cut_off_goes_on_from_where_it_was() {
     assert_eq!(rest.last, Some(PassFigures { pages: MANY as u64, rotten: 2, ..PassFigures::default() }));
     assert_eq!(rest.began_secs, cut.began_secs, "it is one pass");
 
-    // And what it found is there after the next start.
+    // The figures of the pass are there after the next start.
     let record = *kept.last().expect("kept");
     let next = ScrubFigures::kept(&record, storage.pool_pages);
     assert_eq!(
@@ -229,7 +230,7 @@ fn a_pass_that_a_restart_cut_off_goes_on_from_where_it_was() {
         (rest.last, rest.last_ended_secs, false)
     );
     assert_eq!(next.record(), Some(record));
-    // A place that is not in the pool is none.
+    // A kept position outside of the pool is ignored.
     let beyond = ScrubRecord { position: Some(storage.pool_pages + 1), ..record };
     assert!(!ScrubFigures::kept(&beyond, storage.pool_pages).is_unfinished);
 }

@@ -1,6 +1,5 @@
-//! Several writers whose pages lie in one zone of the pool, and each of which syncs; idle time between, long enough for marks
-//! to be cleared; and write-backs that are given up half-way. A writer whose sync succeeded finds its bytes after a power
-//! loss.
+//! Several writers sync pages of the same zone of the pool, with idle time between that is long enough for marks to be cleared, and with write-backs
+//! that are given up half-way. A writer whose sync succeeded finds its bytes after a power loss.
 
 use super::harness::Storage;
 use super::harness::write;
@@ -16,15 +15,15 @@ use futures_lite::future::{block_on, poll_once};
 use std::future::Future;
 use std::pin::{Pin, pin};
 
-/// Some more than two zones of 256 pages.
+/// A bit more than two zones of 256 pages.
 const POOL_PAGES: u64 = 600;
 const FRAMES: u64 = 40;
-/// One page each, all in the first zone.
+/// Files of one page each, all in the first zone.
 const WRITERS: u64 = 12;
-/// Its pages fill the first zone and go on in the second.
+/// A file whose pages fill the first zone and go on in the second.
 const LARGE: u64 = 50;
 const LARGE_PAGES: u64 = 300;
-/// Enough that every mark without a write is cleared.
+/// Enough sweeps to clear the mark of every zone without writes.
 const SWEEPS: usize = 3;
 
 fn version(ino: u64, number: u8) -> Vec<u8> {
@@ -52,7 +51,7 @@ async fn put_and_sync(storage: &Storage, ino: u64, page: u64, number: u8) -> Res
     write_back(&storage.files, &storage.disk, &[storage.file(ino)], true).await
 }
 
-/// Runs all to their ends, in an order that the random numbers say.
+/// Runs all calls to their ends, in an order that `random` chooses.
 fn together<T>(
     storage: &Storage,
     mut calls: Vec<Pin<Box<dyn Future<Output = T> + '_>>>,
@@ -103,7 +102,7 @@ fn many_overwrite_and_sync_in_one_zone_with_idle_time_between() {
             if random.next_u64().is_multiple_of(2) {
                 idle(&storage);
             }
-            // The later mark of another zone.
+            // Then a page of the second zone is written, which needs a mark of its own.
             alone(&storage, put_and_sync(&storage, LARGE, LARGE_PAGES - 1, round)).expect("synced");
             assert_eq!(storage.disk.peek(pool_page(1)), version(1, round), "seed {seed} round {round}");
         }
@@ -116,14 +115,14 @@ fn many_overwrite_and_sync_in_one_zone_with_idle_time_between() {
     }
 }
 
-/// A write-back is given up after each number of steps of the disk. Whoever syncs next is told "done" only of what is there.
+/// A write-back is given up after each number of disk steps. The next sync then succeeds only if all bytes are durable.
 #[test]
 fn what_a_write_back_took_goes_back_wherever_it_is_given_up() {
     let mut given_up = 0;
     for steps in 0.. {
         let storage = storage();
         block_on(put(&storage, 1, 0, 1)).expect("writes");
-        // Fresh bytes beside overwritten ones.
+        // One page is overwritten, the other is fresh.
         block_on(put(&storage, 1, 1, 1)).expect("writes");
         storage.disk.set_mode(SimMode::Deferred);
         let all = steps % 2 == 1;
@@ -145,7 +144,7 @@ fn what_a_write_back_took_goes_back_wherever_it_is_given_up() {
         };
         let file = storage.file(1);
         assert_eq!(file.is_clean(), was_done, "after {steps} steps: what was taken is with the file again");
-        // What was on its way arrives.
+        // The disk completes the requests of the write-back that was given up.
         while storage.disk.step() {}
         storage.disk.set_mode(SimMode::AtOnce);
         if was_done && all {
@@ -154,7 +153,7 @@ fn what_a_write_back_took_goes_back_wherever_it_is_given_up() {
         }
         given_up += usize::from(!was_done);
         let synced = match all {
-            // It finds the file by the list.
+            // This one finds the file in the list of changed files.
             true => block_on(write_back_all(&storage.files, &storage.disk)),
             false => block_on(write_back(&storage.files, &storage.disk, &[file], true)),
         };

@@ -1,7 +1,7 @@
 //! Access control lists in metadata: kept in step with mode bits, and inherited.
 //!
-//! A list is stored as the extended attribute that Linux knows it by. The inode's flags (`InodeFlags`) say which lists
-//! it has, so that no look-up is in vain. An access list that says no more than the mode is not stored.
+//! A list is stored as the extended attribute by which Linux knows it. The inode's flags (`InodeFlags`) say which lists it has, so that no list is
+//! looked up in vain. An access list that says no more than the mode is not stored.
 
 use super::super::draft::Draft;
 use super::super::error::MetaError;
@@ -17,7 +17,7 @@ use cuttlefs_common::status::Status;
 const S_ISGID: u16 = 0o2000;
 const PERMISSIONS: u16 = 0o777;
 
-/// Which list an attribute is.
+/// The kind of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     Access,
@@ -48,7 +48,7 @@ impl Which {
     }
 }
 
-/// Sets a list. Mode bits follow an access list.
+/// Sets a list. An access list sets the mode bits as well.
 pub(super) fn set(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,
@@ -80,12 +80,12 @@ pub(super) fn set(
     Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
 }
 
-/// The mark of an inode that has an attribute of this name.
+/// The flag of an inode with an attribute of this name.
 pub(super) fn mark_of(name: &[u8]) -> Option<InodeFlags> {
     Which::of(name).map(Which::mark)
 }
 
-/// A file got other mode bits: its access list follows them.
+/// Changes a file's access list after its mode bits have changed.
 pub(super) fn follow_mode(
     draft: &mut Draft<'_>,
     ino: InodeNo,
@@ -99,8 +99,8 @@ pub(super) fn follow_mode(
     put_xattr(draft, ino, record, ACCESS_ACL_XATTR, &acl.encode())
 }
 
-/// What is made in `parent` gets its mode, and its lists: from the directory's default list where it has one, else the umask
-/// decides. `record` has the mode that was asked for.
+/// Gives a new inode in `parent` its mode and lists: by the directory's default list if it has one, else by the umask. `record` has the requested
+/// mode.
 pub(super) fn inherit(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,

@@ -17,11 +17,11 @@ use cuttlefs_common::rpc::{XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, Xatt
 use cuttlefs_common::status::Status;
 
 const MODE: u16 = 0o7777;
-/// Pieces of the largest value.
+/// Most pieces of a value.
 const XATTR_PIECES_MAX: usize = XATTR_VALUE_MAX.div_ceil(XATTR_PIECE_BYTES);
-/// So many attributes have a list that is short enough, whatever their names.
+/// If an inode has no more attributes than this, their list is short enough whatever their names are.
 const XATTRS_WITH_ANY_NAMES: u32 = (XATTR_LIST_MAX / (XATTR_NAME_MAX + 1)) as u32;
-// A piece's number is one byte of its key.
+// The number of a piece is one byte of its key.
 const _: () = assert!(XATTR_PIECES_MAX <= u8::MAX as usize + 1);
 
 pub(super) fn set_attr(
@@ -33,7 +33,7 @@ pub(super) fn set_attr(
 ) -> Result<Outcome, MetaError> {
     let record = draft.inode(ino)?;
     if *set == SetAttr::default() && commit.is_none() {
-        // POSIX leaves open whether `chown(-1, -1)` marks the times; nothing changed, so nothing is written.
+        // POSIX leaves open whether `chown(-1, -1)` changes the times. Nothing else changes, so nothing is written.
         return Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() });
     }
     check_times(set)?;
@@ -81,7 +81,7 @@ fn check_times(set: &SetAttr) -> Result<(), Status> {
     if times.into_iter().flatten().all(is_valid_time) { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// Edits the extents for a new size; gives the pages then allocated.
+/// Edits the extents for a new size. Returns the number of pages that are allocated then.
 fn truncate(
     draft: &mut Draft<'_>,
     ino: InodeNo,
@@ -99,7 +99,7 @@ fn truncate(
         return Err(Status::TooLarge.into());
     }
     match commit {
-        // The durable length stays below the new one while data before it is not durable.
+        // The durable length stays below the new one while bytes before it are not durable.
         Some(commit) if commit.ino != ino || commit.size > size => Err(Status::Invalid.into()),
         Some(commit) => {
             images::change(draft, commit)?;
@@ -126,7 +126,7 @@ fn change(record: &mut InodeRecord, context: &ApplyContext<'_>, set: &SetAttr) {
     touch_inode(record, context);
     if let Some(size) = set.size {
         record.size = size;
-        // Also when the length stays: `ftruncate` marks both times on success.
+        // Also if the length stays the same: a successful `ftruncate` changes both times.
         record.mtime = context.now;
     }
     record.uid = set.uid.unwrap_or(record.uid);
@@ -167,7 +167,7 @@ pub(super) fn set_xattr(
     if let Some(which) = acl::Which::of(name) {
         return acl::set(draft, context, ino, which, value);
     }
-    // An inode that counts none has none: no scan for the usual first one.
+    // An inode with a count of 0 has no attributes, so the usual first one needs no scan.
     let is_new = record.xattrs == 0 || draft.view.keys(&key::all_of_xattr(ino, name))?.is_empty();
     match mode {
         XattrMode::Create if !is_new => return Err(Status::Exists.into()),
@@ -180,7 +180,7 @@ pub(super) fn set_xattr(
     Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
 }
 
-/// Puts an extended attribute into the batch, in the place of its old value; `record` counts and marks it.
+/// Puts an extended attribute into the batch in place of its old value, and updates count and flags in `record`.
 pub(super) fn put_xattr(
     draft: &mut Draft<'_>,
     ino: InodeNo,
@@ -218,7 +218,7 @@ pub(super) fn put_xattr(
     Ok(())
 }
 
-/// Removes an extended attribute in the batch; `record` counts and marks it no more.
+/// Removes an extended attribute in the batch, and updates count and flags in `record`.
 pub(super) fn drop_xattr(
     draft: &mut Draft<'_>,
     ino: InodeNo,
@@ -242,7 +242,7 @@ pub(super) fn drop_xattr(
     Ok(())
 }
 
-/// What marks an inode that has an attribute of this name: it is looked for where it is.
+/// The flag of an inode with an attribute of this name. The attribute is looked up only in inodes with the flag.
 pub(crate) fn mark_of(name: &[u8]) -> Option<InodeFlags> {
     if name == CAPABILITY_XATTR { Some(InodeFlags::CAPABILITY) } else { acl::mark_of(name) }
 }

@@ -1,4 +1,4 @@
-//! Operations on files' contents: data that became durable, and files that lost their last name.
+//! Operations on files' contents: commits of data that became durable, and files that lost their last name.
 
 use super::super::draft::Draft;
 use super::super::error::MetaError;
@@ -17,7 +17,7 @@ use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Edits a file's extents; gives the pages then allocated.
+/// Edits a file's extents. Returns the number of pages that are allocated then.
 pub(super) fn edit_ranges(
     draft: &mut Draft<'_>,
     ino: InodeNo,
@@ -34,7 +34,7 @@ pub(super) fn edit_ranges(
         .map_err(|_| MetaError::Inconsistent { what: "fewer pages allocated than extents hold", ino: ino.0 })
 }
 
-/// Notes how far a cut in steps has come.
+/// Puts or removes the record of a cut in steps.
 pub(super) fn note_cut(draft: &mut Draft<'_>, commit: &DataCommit) {
     match commit.cut {
         CutStep::Unchanged => {}
@@ -77,7 +77,7 @@ pub(super) fn commit_data(
         for done in &commit.done {
             let slot = key::client_slot(done.request.client, done.request.slot);
             let in_slot = SlotRecord { seq: done.request.seq, answer: done.answer };
-            // A slot may have gone on, in another batch or with another file of this one.
+            // The slot may have gone on, in another batch or with another file of this batch.
             let known = match slots.entry(slot) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(unknown) => unknown.insert(draft.view.slot(&slot)?),
@@ -91,7 +91,7 @@ pub(super) fn commit_data(
     Ok(Outcome::default())
 }
 
-/// The last `limit` extents of a file before a page, from there.
+/// At most `limit` extents of a file that begin before a page, from that page backwards.
 fn last_extents(
     draft: &Draft<'_>,
     ino: InodeNo,
@@ -107,7 +107,7 @@ fn last_extents(
     Ok(extents)
 }
 
-/// `ino` lost its last name: it goes at once if it is small and nobody has it open, or becomes an orphan.
+/// Handles the loss of the last name of `ino`: removes it at once if it is small and not open, else makes it an orphan.
 pub(super) fn lose(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,
@@ -132,12 +132,12 @@ pub(super) fn lose(
     Ok(())
 }
 
-/// Notes that an inode has no name.
+/// Puts the record that makes an inode an orphan.
 pub(super) fn put_orphan(draft: &mut Draft<'_>, ino: InodeNo) {
     draft.batch.put(key::orphan(ino), record::encode(&BytesRecord { bytes: b"" }));
 }
 
-/// Removes an inode and everything of it; `extents` are all it has.
+/// Removes an inode and all its records; `extents` are all of its extents.
 fn free(
     draft: &mut Draft<'_>,
     ino: InodeNo,

@@ -1,8 +1,8 @@
-//! `apply`: one operation, from metadata as it stands to the batch that does it. Pure: it reads the view and the
-//! context, and changes nothing, so that live and replayed operations go the same way.
+//! `apply` computes the batch of one operation from the present metadata. It has no side effects: it reads the view and the context and changes
+//! nothing, so that live and replayed operations are handled alike.
 //!
-//! POSIX lives here, as pjdfstest and xfstests check it on Linux. Permission checks do not: the client's kernel makes
-//! them (`default_permissions`), and the RPC layer makes those of the export.
+//! The rules of POSIX are here, as pjdfstest and xfstests check them on Linux. Permissions are not checked here: the client's kernel checks them
+//! (`default_permissions`), and the RPC layer checks those of the export.
 
 mod acl;
 mod attributes;
@@ -20,10 +20,10 @@ use super::operation::{ApplyContext, Operation, Outcome};
 use super::record::{self, ClientRecord, InodeRecord};
 use super::view::View;
 
-/// Works out what `operation` does to what `view` shows.
+/// Computes the effect of `operation` on the metadata in `view`.
 ///
 /// # Errors
-/// [`MetaError::Refused`] if POSIX says no; others if the metadata cannot be read.
+/// [`MetaError::Refused`] if POSIX forbids it; others if the metadata cannot be read.
 pub fn apply(
     view: &View<'_>,
     operation: &Operation<'_>,
@@ -74,13 +74,13 @@ pub fn apply(
     draft.finish(outcome)
 }
 
-/// Contents of a directory changed.
+/// Notes a change of a directory's contents.
 fn touch_contents(record: &mut InodeRecord, context: &ApplyContext<'_>) {
     record.mtime = context.now;
     touch_inode(record, context);
 }
 
-/// The inode itself changed.
+/// Notes a change of the inode itself.
 fn touch_inode(record: &mut InodeRecord, context: &ApplyContext<'_>) {
     record.ctime = context.now;
     record.change = context.next_change(record.change);

@@ -1,4 +1,4 @@
-//! Operations on names: make, create, create without a name, link, unlink, rmdir, rename.
+//! Operations on names: make, create, create without a name, link, unlink, rmdir and rename.
 
 use super::super::climbs::NEAR_LEVELS;
 use super::super::draft::Draft;
@@ -17,10 +17,10 @@ use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
 
 const S_ISGID: u16 = 0o2000;
-/// Directories' set-id bits come from their parent, never from the caller.
+/// Set-id bits of directories come from their parents, never from the caller.
 const DIRECTORY_MODE: u16 = 0o1777;
 const MODE: u16 = 0o7777;
-/// What a directory's `stat` says about its length. Its entries are records, so any page multiple is as true.
+/// The length of a directory in `stat`. Its entries are records, so any multiple of a page would do.
 const DIRECTORY_SIZE: u64 = PAGE_SIZE_U64;
 
 pub(super) fn make(
@@ -58,13 +58,13 @@ pub(super) fn create(
                 Ok(Outcome { attr: Some(record.attr(found.ino)), ..Outcome::default() })
             }
             FileKind::Directory => Err(Status::IsDirectory.into()),
-            // Made by another client since this one looked: it follows links and opens devices itself.
+            // Another client has made it since this one looked. The client's kernel follows links and opens devices itself.
             _ => Err(Status::Exists.into()),
         },
     }
 }
 
-/// As `create` in that directory, but for the entry: it is an orphan that is about to be opened.
+/// Like `create` in that directory, but without an entry: the file is an orphan that is about to be opened.
 pub(super) fn create_nameless(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,
@@ -80,7 +80,7 @@ pub(super) fn create_nameless(
     Ok(Outcome { attr: Some(record.attr(ino)), created: true, orphaned: Some(ino), ..Outcome::default() })
 }
 
-/// A regular file that somebody makes in a directory, with no permission for anybody.
+/// A new regular file in a directory, without any permission bits.
 fn new_record(
     draft: &Draft<'_>,
     context: &ApplyContext<'_>,
@@ -126,7 +126,7 @@ fn new_inode(
         NewNode::File => {}
         NewNode::Directory => {
             record.kind = FileKind::Directory;
-            // The parent's set-group-id bit is inherited with its group.
+            // The parent's set-group-id bit is inherited together with its group.
             record.mode = record.mode & DIRECTORY_MODE | draft.inode(parent)?.mode & S_ISGID;
             record.nlink = 2;
             record.size = DIRECTORY_SIZE;
@@ -181,12 +181,12 @@ pub(super) fn link(
     let mut named = None;
     match record.nlink {
         _ if record.is_directory() => return Err(Status::NotPermitted.into()),
-        // Made without a name. Whether it once had one is for the client's kernel to look at.
+        // The file was made without a name. Whether it ever had one is checked by the client's kernel.
         0 if (context.is_open)(ino) => {
             draft.batch.remove(key::orphan(ino));
             named = Some(ino);
         }
-        // Nobody has it open: it is about to be reaped, or a part of it has been.
+        // It is not open: it is about to be reaped, or a part of it has been.
         0 => return Err(Status::NotFound.into()),
         LINK_MAX.. => return Err(Status::TooManyLinks.into()),
         _ => {}
@@ -246,13 +246,13 @@ pub(super) fn rmdir(
     Ok(outcome)
 }
 
-/// Whether the marks of a directory and of what an entry names let the entry go.
+/// Checks that the chattr marks of a directory and of an entry's inode allow the entry's removal.
 fn may_remove(draft: &Draft<'_>, directory: InodeNo, ino: InodeNo) -> Result<(), MetaError> {
     may_change_entries(&draft.inode(directory)?, Entries::Removed)?;
     Ok(may_change(&draft.inode_of_entry(ino)?)?)
 }
 
-/// An entry of `ino` is gone.
+/// Updates an inode that has lost an entry.
 fn drop_name(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,
@@ -260,7 +260,7 @@ fn drop_name(
     outcome: &mut Outcome,
 ) -> Result<(), MetaError> {
     let record = draft.edit_inode(ino, |record| {
-        // A directory has one name; its other links are its own `.` and its children's `..`.
+        // A directory has one name. Its other links are its own `.` and its children's `..`.
         record.nlink = if record.is_directory() { 0 } else { record.nlink.saturating_sub(1) };
         touch_inode(record, context);
         record.name_lost = record.change;
@@ -271,8 +271,8 @@ fn drop_name(
     Ok(())
 }
 
-/// Whether `directory` is `ancestor` or below it. `Busy` if it is too far from the root for a look under the writer and nobody
-/// holds a climb from it (`climbs`).
+/// Whether `directory` is `ancestor` or below it. `Busy` if it is too far from the root to check that under the writer, and nobody holds a climb from
+/// it (`climbs`).
 fn is_below(
     draft: &Draft<'_>,
     context: &ApplyContext<'_>,
@@ -324,14 +324,14 @@ pub(super) fn rename(
         return Err(Status::Invalid.into());
     }
     let mut outcome = Outcome::default();
-    // Directories the two parents lose and gain.
+    // How many subdirectories the two parents lose or gain.
     let (mut from_parent, mut to_new_parent) = (0i64, 0i64);
     if source_is_directory {
         from_parent -= 1;
         to_new_parent += 1;
     }
     match target {
-        // Two names of one file: POSIX says to do nothing.
+        // Both names are of one file: POSIX says to do nothing.
         Some(target) if target.ino == source.ino => {
             let record = draft.inode_of_entry(source.ino)?;
             return Ok(Outcome { attr: Some(record.attr(source.ino)), ..Outcome::default() });
@@ -376,7 +376,7 @@ pub(super) fn rename(
     for (directory, gained) in [(parent, from_parent), (new_parent, to_new_parent)] {
         draft.edit_inode(directory, |record| {
             record.nlink = (i64::from(record.nlink) + gained).clamp(0, i64::from(u32::MAX)) as u32;
-            // The second touch of one directory is of no consequence but for its counter.
+            // A second update of the same directory only moves its counter once more.
             touch_contents(record, context);
         })?;
     }
@@ -384,7 +384,7 @@ pub(super) fn rename(
     Ok(outcome)
 }
 
-/// What a union file system takes for the absence of a name: a character device 0:0 that nobody may open.
+/// Makes a whiteout, by which a union file system marks a missing name: a character device 0:0 that nobody may open.
 fn leave_whiteout(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,
@@ -398,7 +398,7 @@ fn leave_whiteout(
     Ok(())
 }
 
-/// An inode got another name, perhaps elsewhere.
+/// Updates an inode that has another name now, perhaps in another directory.
 fn arrive(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,

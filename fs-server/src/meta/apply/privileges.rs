@@ -1,7 +1,7 @@
 //! Set-id bits and capabilities that a file loses when it is written or given away, or its group changes.
 //!
-//! The rules are those of Linux's `setattr_should_drop_suidgid` and `chown_common`. The client's kernel says with the request
-//! whether the caller is privileged enough to keep them.
+//! The rules are those of Linux's `setattr_should_drop_suidgid` and `chown_common`. The client's kernel says with the request whether the caller may
+//! keep these bits.
 
 use super::super::draft::Draft;
 use super::super::error::MetaError;
@@ -17,7 +17,7 @@ const S_ISGID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 const ROOT_USER: u32 = 0;
 
-/// A change of contents by somebody who may keep no privilege: the file has none afterwards.
+/// Takes all privileges from a file, if the caller may not keep them when it changes the contents.
 pub(super) fn drop_privileges(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,
@@ -32,7 +32,7 @@ pub(super) fn drop_privileges(
     Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
 }
 
-/// The record without them, if it has any; its capabilities are removed in this batch.
+/// The record without privileges, if it has any. Its capabilities are removed in this batch.
 pub(super) fn without_privileges(
     draft: &mut Draft<'_>,
     ino: InodeNo,
@@ -51,14 +51,14 @@ pub(super) fn without_privileges(
     Ok(Some(record))
 }
 
-/// The mode of what is no directory after such a change. Without the right to run the file as its group the bit has meant
-/// mandatory locking: it stays for who is in that group.
+/// The mode of a file, not of a directory, after such a change. Without the group's execute bit the set-group-id bit used to mean mandatory locking,
+/// so it stays if the caller is in the file's group.
 pub(super) fn without_set_ids(record: &InodeRecord, caller: &Caller) -> u16 {
     let stays = record.mode & GROUP_EXECUTE == 0 && is_in_group(record, caller);
     record.mode & !S_ISUID & if stays { !0 } else { !S_ISGID }
 }
 
-/// Whether somebody is known to be in a file's group, or need not be. Further groups are not known here.
+/// Whether the caller is known to be in a file's group, or is root. Supplementary groups are not known here.
 fn is_in_group(record: &InodeRecord, caller: &Caller) -> bool {
     caller.uid == ROOT_USER || caller.gid == record.gid
 }

@@ -1,24 +1,22 @@
 //! The checkpoint: all records up to some batch, in a B-tree of redb.
 //!
-//! redb writes to free pages only and changes its root with one write between two syncs, so after any crash the file holds the
-//! last checkpoint that was finished, whole: nothing that it relies upon is overwritten before it is replaced durably. sled 0.34
-//! does not promise that: it gives a segment of its log out again after `sync_file_range`, which makes nothing durable
-//! (`meta/tests/power.rs`).
+//! redb writes to free pages only and changes its root with one write between two syncs. So after any crash the file has the last complete
+//! checkpoint: no page of it is overwritten before its replacement is durable. sled 0.34 does not promise that: it reuses a segment of its log after
+//! `sync_file_range`, which makes nothing durable (`meta/tests/power.rs`).
 //!
-//! * Each commit also keeps redb's own free pages (`set_quick_repair`), so that opening does not walk the tree.
-//! * With the records, in the same commit, go totals of them, which must not be counted at each start: `Tally`, and the map of the
-//!   pages that extents name (`page_map`). Both are updated by the old and the new value of each record that is written, so they
-//!   agree with the records of any checkpoint that is found after a crash (docs/pages.md, "Reuse of a page").
+//! * Each commit also stores redb's own free pages (`set_quick_repair`), so that opening does not walk through the tree.
+//! * In the same commit as the records are totals of them, which must not be counted at each start: `Tally`, and the map of the pages that extents
+//!   have (`page_map`). Both are updated by the old and the new value of each record that is written, so that they agree with the records of any
+//!   checkpoint that is found after a crash (docs/pages.md, "Reuse of a page").
 //!
 //! # A file that is mostly empty
-//! redb gives back little of the space of deleted records. Its own way to make a file smaller, `compact`, commits in one sync the
-//! moved pages and the root that names them. After a power loss redb's own sums would have to tell which pages are there, but the
-//! sums below it refuse missing blocks before redb can look at them. So a file is made smaller in another way: its records are put
-//! into a new file, in their order, which is durable before it takes the old one's name (`moved`). A reader of the old file goes
-//! on reading it; the file goes with its last reader.
+//! redb gives back little of the space of deleted records. Its own way to make a file smaller, `compact`, commits the moved pages and the root that
+//! names them in one sync. After a power loss redb's own sums would have to tell which pages are there, but the sums below it refuse missing blocks
+//! before redb can look at them. So a file is made smaller in another way: its records are written in order to a new file, which is durable before it
+//! takes the old one's name (`moved`). Readers of the old file go on reading it; the last of them closes it.
 //!
 //! # Failure
-//! An error of the device is final: redb refuses further work, and the store is poisoned. A full disk is no error (`summed_file`).
+//! A device error is final: redb refuses further work, and the store is poisoned. A full disk is no error (`summed_file`).
 
 use super::overlay::Overlay;
 use super::space::Space;
@@ -39,16 +37,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Its name.
+/// Name of the file of records.
 pub(super) const FILE_NAME: &str = "records";
-/// Of the file that is to take its place.
+/// Name of the file that is to replace it.
 pub(super) const DRAFT_NAME: &str = "records.new";
-/// What a sync of the directory is called.
+/// The name under which syncs of the directory are told.
 pub(super) const DIRECTORY: &str = "meta";
 const RECORDS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("records");
 const PAGES: TableDefinition<'static, u64, &[u8]> = TableDefinition::new("pages");
 const STATE: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("state");
-/// Number of the last batch that is in the records.
+/// The number of the last batch in the records.
 const APPLIED: &str = "applied";
 const TALLY: &str = "tally";
 
@@ -58,7 +56,7 @@ pub(super) fn failed(operation: &'static str, error: impl Into<redb::Error>) -> 
     StoreError::Backend { operation, source: Box::new(error.into()) }
 }
 
-/// The file, opened.
+/// The opened file of records.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     database: Arc<Database>,
@@ -66,15 +64,15 @@ pub(super) struct Checkpoint {
     cache_bytes: u64,
 }
 
-/// The records of one checkpoint; stays as it is while others are made.
+/// The records of one checkpoint, which stay as they are while others are made.
 pub(super) struct Snapshot {
     table: ReadOnlyTable<&'static [u8], &'static [u8]>,
     pages: ReadOnlyTable<u64, &'static [u8]>,
-    /// Number of the last batch in it.
+    /// The number of the last batch in it.
     pub applied: u64,
-    /// What can be told of the records.
+    /// The totals of the records.
     pub tally: Tally,
-    /// Not to be closed before.
+    /// Keeps the file open as long as this is used.
     _database: Arc<Database>,
 }
 
@@ -85,7 +83,7 @@ impl std::fmt::Debug for Snapshot {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `directory`, making an empty one if there is none.
+    /// Opens the checkpoint in `directory`, or makes an empty one if there is none.
     ///
     /// # Errors
     /// [`StoreError::Backend`] if it is in use, damaged, or cannot be read.
@@ -97,8 +95,8 @@ impl Checkpoint {
         Ok(Self { database: Arc::new(database), directory: directory.to_owned(), cache_bytes })
     }
 
-    /// The checkpoint in a file of its own, which has nothing else and took this one's place; nothing if there is no space for it. What it was
-    /// before stays with those who read it. Nobody may write to it meanwhile.
+    /// Writes the checkpoint to a new file, which takes this one's place; `None` if there is no space for it. Readers of the old file keep it. Nobody
+    /// may write to it meanwhile.
     ///
     /// # Errors
     /// [`StoreError::Backend`].
@@ -110,13 +108,13 @@ impl Checkpoint {
         let made = match self.draft(snapshot, &draft, &is_draft, space) {
             Ok(made) => made,
             Err(error) => {
-                // Nobody relies on it.
+                // Nobody relies on the new file yet.
                 tracing::warn!(%error, "metadata: space could not be given back");
                 remove_draft(&self.directory).map_err(backend)?;
                 return Ok(None);
             }
         };
-        // All of it is durable, and so must be that it is the one, before anything is written to it or taken out of the log.
+        // The new file is durable. Its name must be durable as well, before anything is written to it or removed from the log.
         std::fs::rename(draft, self.directory.join(FILE_NAME)).map_err(backend)?;
         let directory = File::open(&self.directory).map_err(backend)?;
         space.sync(DIRECTORY, &directory).map_err(backend)?;
@@ -157,7 +155,7 @@ impl Checkpoint {
         Ok(made)
     }
 
-    /// The last checkpoint.
+    /// A snapshot of the last checkpoint.
     ///
     /// # Errors
     /// [`StoreError::Backend`].
@@ -165,7 +163,7 @@ impl Checkpoint {
         let transaction = self.database.begin_read().map_err(|e| failed("read", e))?;
         let (records, state) = match (transaction.open_table(RECORDS), transaction.open_table(STATE)) {
             (Ok(records), Ok(state)) => (records, state),
-            // New: an empty one is written first, so that there is always one to look at.
+            // The file is new: an empty checkpoint is written first, so that there always is one.
             (Err(TableError::TableDoesNotExist(_)), _) => {
                 drop(transaction);
                 self.write(&Overlay::default(), 0, &Tally::default())?;
@@ -175,7 +173,7 @@ impl Checkpoint {
         };
         let pages = match transaction.open_table(PAGES) {
             Ok(pages) => pages,
-            // Of a version that read all extents at each start.
+            // The file is of a version that read all extents at each start.
             Err(TableError::TableDoesNotExist(_)) => {
                 drop((transaction, records, state));
                 self.recount()?;
@@ -194,8 +192,8 @@ impl Checkpoint {
         Ok(Snapshot { table: records, pages, applied, tally, _database: self.database.clone() })
     }
 
-    /// Writes what an overlay holds; it is durable when this returns. `applied` is the last batch in it, `tally` what the
-    /// checkpoint before tells of itself.
+    /// Writes the changes of an overlay; they are durable when this returns. `applied` is the last batch in it, `tally` has the totals of the
+    /// checkpoint before.
     ///
     /// # Errors
     /// [`StoreError::Backend`]; final.
@@ -236,7 +234,7 @@ impl Checkpoint {
         Self::commit(transaction, &[(APPLIED, record::encode(&applied)), (TALLY, record::encode(&tally))])
     }
 
-    /// Makes anew what is told of the records.
+    /// Computes the totals anew from the records.
     ///
     /// # Errors
     /// [`StoreError::Backend`]; final.
@@ -265,12 +263,12 @@ impl Checkpoint {
         Self::commit(transaction, &[(TALLY, record::encode(&tally))])
     }
 
-    /// Bytes of the file that are in use, counted by a walk through all of it.
+    /// The bytes of the file that are in use, counted by a walk through all of it.
     ///
     /// # Errors
     /// [`StoreError::Backend`]; final.
     pub(super) fn count_used_bytes(&self) -> Result<u64, StoreError> {
-        // What a commit replaced is free behind the next one.
+        // Pages that a commit replaced become free with the next commit.
         Self::commit(self.begin()?, &[])?;
         let transaction = self.begin()?;
         let found = transaction.stats().map_err(|e| failed("count pages", e))?;
@@ -295,7 +293,7 @@ impl Checkpoint {
         transaction.commit().map_err(|e| failed("checkpoint", e))
     }
 
-    /// Takes the map of pages away, as if there never was one.
+    /// Removes the map of pages, as if there never was one.
     #[cfg(test)]
     pub fn forget_pages(&self) {
         let transaction = self.begin().expect("begins");
@@ -303,7 +301,7 @@ impl Checkpoint {
         transaction.commit().expect("commits");
     }
 
-    /// Spoils the map of pages.
+    /// Makes a part of the map of pages wrong.
     #[cfg(test)]
     pub fn plant(&self, key: PartKey, change: impl FnOnce(&mut PartBits)) {
         let transaction = self.begin().expect("begins");
@@ -337,7 +335,7 @@ fn open_database(
     let file = file.map_err(|e| StoreError::Backend { operation: "open", source: Box::new(e) })?;
     let mut builder = Database::builder();
     builder.set_cache_size(cache_bytes as usize);
-    // What it recovers from may be damaged in a way that its blocks' sums do not show.
+    // The recovery may meet damage that the blocks' sums do not show.
     let opened = panic_ends::survive(|| builder.create_with_backend(file));
     let damaged = |_| {
         let told = "meta/records contradicts itself; restore the pool from a copy";
@@ -346,7 +344,7 @@ fn open_database(
     opened.map_err(|e| failed("open", damaged(e)))?.map_err(|e| failed("open", e))
 }
 
-/// Removes what somebody began who died.
+/// Removes the draft of a process that died.
 fn remove_draft(directory: &Path) -> io::Result<()> {
     match std::fs::remove_file(directory.join(DRAFT_NAME)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -354,19 +352,19 @@ fn remove_draft(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Bytes that the file in a directory takes on its disk.
+/// Bytes that the file of records in a directory takes on its disk.
 pub(super) fn file_bytes(directory: &Path) -> u64 {
     std::fs::metadata(directory.join(FILE_NAME)).map_or(0, |found| found.blocks() * 512)
 }
 
-/// A part of the map of pages.
+/// Decodes a part of the map of pages.
 fn parsed(value: Option<&[u8]>) -> Result<PartBits, StoreError> {
     page_map::decode(value)
         .map_err(|e| failed("read", redb::Error::Corrupted(format!("the map of pages: {e}"))))
 }
 
 impl Snapshot {
-    /// One record.
+    /// Reads one record.
     ///
     /// # Errors
     /// [`StoreError::Backend`].
@@ -391,7 +389,7 @@ impl Snapshot {
         }))
     }
 
-    /// Its records of a kind, to be asked for in order.
+    /// The records of a kind, to be asked for in the order of their keys.
     ///
     /// # Errors
     /// [`StoreError::Backend`].
@@ -416,18 +414,18 @@ impl Snapshot {
     }
 }
 
-/// Records of a kind, asked for in order of their keys: a walk where they are neighbours, or behind all that there are, as new ones
-/// mostly are; and a descent else.
+/// Records of a kind, asked for in the order of their keys. It walks from record to record if they are neighbours or behind all existing ones, as new
+/// ones mostly are, and descends the tree otherwise.
 pub(super) struct Ascending<'a> {
     snapshot: &'a Snapshot,
     to: Vec<u8>,
-    /// The first record that is not behind the last key that was asked for; none: there is none.
+    /// The first record that is not before the last key that was asked for; `None` if there is none.
     next: Option<Pair>,
     rest: Box<dyn Iterator<Item = Result<Pair, StoreError>>>,
 }
 
 impl Ascending<'_> {
-    /// One record; behind those asked for before.
+    /// Reads one record, whose key is behind those asked for before.
     ///
     /// # Errors
     /// [`StoreError::Backend`].

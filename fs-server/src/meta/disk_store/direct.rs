@@ -1,8 +1,8 @@
 //! Records that are synced by a direct write, beside the log.
 //!
-//! A sync of the log (`tail`) blocks, and writes through the page cache, so it takes a thread. A caller that must not wait for a thread
-//! writes all records that are not durable once more: one direct write (`O_DIRECT`) that is durable when it is done (`RWF_DSYNC`), as a
-//! request of a worker's own ring. These are the files it goes to.
+//! A sync of the log (`tail`) blocks, and writes through the page cache, so it takes a thread. A caller that must not wait for a thread writes all
+//! records that are not durable a second time: by one direct write (`O_DIRECT`) that is durable when it is done (`RWF_DSYNC`), as a request of a
+//! worker's own ring. This module has the files for these writes.
 //!
 //! ```text
 //! direct-0, direct-1:   a sync, a sync, ...           of one length, written over from its start in turn
@@ -10,30 +10,30 @@
 //! ```
 //!
 //! # How it works
-//! Records that are not durable are kept in memory, up to `KEPT_MOST_BYTES`. A sync takes all of them, to blocks of its own behind the one
-//! before. When a file is full, syncs go on in the other one, and a thread that can block has to sync the log; once that is done, all records
-//! of the first are durable in the log as well, and it may be written over. Both files are written with zeros to their full length before the
-//! first sync, and are kept over restarts: a sync writes data only.
+//! Records that are not durable are kept in memory, up to `KEPT_MOST_BYTES`. A sync writes all of them, to blocks of its own behind those of the sync
+//! before. When a file is full, syncs go on in the other one, and a thread that can block has to sync the log. Once that is done, all records of the
+//! first file are durable in the log as well, and the file may be overwritten. Both files are filled with zeros to their full length before the first
+//! sync, and are kept over restarts, so that a sync writes data only.
 //!
-//! They are files of their own, because no page of theirs is in the page cache, and because an append to the log holds the file's lock in the
-//! kernel, for which a request of a ring would have to wait in a thread.
+//! They are separate files, because no page of theirs is in the page cache, and because an append to the log holds the file's lock in the kernel, for
+//! which a request of a ring would have to wait in a thread.
 //!
 //! # Invariants
-//! * A record in these files is in the log as well, or was: it is appended there first. A kill loses no record. A power loss may leave a
-//!   record here, there, or in both; recovery takes either, by its number.
-//! * A file is written over only once all its records are durable in the log or in a checkpoint, and no write to it is
-//!   under way, also none that was given up.
-//! * Records of another life of the log are none: the files are not emptied when a new one begins.
-//! * A sync takes records without a gap, from the first one that is not durable. No block is shared by two, so that none can tear another's.
+//! * A record in these files is in the log as well, or was: it is appended there first. A kill loses no record. After a power loss a record may be in
+//!   either or in both; recovery takes either, by its number.
+//! * A file is overwritten only once all its records are durable in the log or in a checkpoint, and no write to it is under way, not even one that
+//!   was given up.
+//! * Records of another life of the log do not count: the files are not emptied when a new life begins.
+//! * A sync writes records without a gap, from the first one that is not durable. No block is shared by two syncs, so that none can tear another's.
 //!
 //! # Failure
 //! | event | result |
 //! | --- | --- |
 //! | the file system has no such writes, or little room | no files: the log is synced by the thread |
-//! | more is to be synced than is kept | the same, this once |
-//! | the other file is not free yet | the same, this once; all of it is free behind that |
-//! | a write finds no space (a file that was copied with holes, a file system that never writes over) | the files are given up until the next start; the thread syncs |
-//! | any other | final, as that of a sync |
+//! | there is more to sync than was kept | the same, this time |
+//! | the other file is not free yet | the same, this time; all of it is free after that |
+//! | a write finds no space (a copied file with holes, a file system that never overwrites) | no files until the next start; the thread syncs |
+//! | any other error | final, like that of a sync |
 
 use super::logged::{self, LogError};
 use super::space::Space;
@@ -49,35 +49,35 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub(super) const FILES: [&str; 2] = ["direct-0", "direct-1"];
-/// Of each file by default. Some hundred syncs of little: so rarely the log has to be synced behind them, and so little a start
-/// reads.
+/// Default length of each file. It has room for some hundred small syncs, so that the log rarely has to be synced after them, and a start reads
+/// little.
 pub(super) const FILE_BYTES: u64 = 2 << 20;
-/// Records that are kept for a sync at most, in bytes: to write as many twice costs more than the thread does.
+/// Most bytes of records that are kept for a sync. Writing more of them twice would cost more than the thread does.
 const KEPT_MOST_BYTES: usize = 256 << 10;
-/// A sync takes at most such a part of a file, so that the other one is free in time.
+/// A sync takes at most this part of a file, so that the other file is free in time.
 const FILE_PART: usize = 4;
-/// What is filled with zeros by one write at most.
+/// Bytes that one write fills with zeros.
 const FILL_BYTES: usize = 256 << 10;
 
 const _: () = assert!(KEPT_MOST_BYTES as u64 * FILE_PART as u64 <= FILE_BYTES);
 
-/// Where syncs are written to, and what the next one takes.
+/// The files for direct writes, and the records for the next one.
 #[derive(Debug)]
 pub(super) struct Direct {
     file_bytes: u64,
-    /// None before they are ready, and where they cannot be.
+    /// `None` before the files are ready, and if they cannot be.
     files: Option<[Arc<File>; 2]>,
     current: usize,
-    /// Where in it the next sync is written.
+    /// The offset in the current file at which the next sync is written.
     at: u64,
-    /// The last batch in each.
+    /// The last batch in each file.
     last: [u64; 2],
-    /// Records behind the last one that is known to be durable, with their numbers; some may be durable by now.
+    /// Records behind the last batch that was known to be durable, with their numbers. Some may be durable by now.
     kept: VecDeque<(u64, Vec<u8>)>,
     kept_bytes: usize,
 }
 
-/// Opens one, written to its full length, whatever is in it.
+/// Opens a file at its full length, whatever is in it.
 fn open(path: &Path, file_bytes: u64) -> io::Result<File> {
     let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
     let options = OpenOptions::new().create(true).write(true).truncate(false).custom_flags(flags).to_owned();
@@ -90,7 +90,7 @@ fn open(path: &Path, file_bytes: u64) -> io::Result<File> {
             file.write_all_at(zeros.as_slice(), at)?;
         }
     }
-    // Whether it can be done, too. Nothing of this life is in it yet.
+    // This also checks that such writes are possible. No record of this life is in the file yet.
     let first = &zeros.as_slice()[..BLOCK_BYTES];
     let written = rustix::io::pwritev2(&file, &[IoSlice::new(first)], 0, ReadWriteFlags::DSYNC)?;
     if written != BLOCK_BYTES {
@@ -100,10 +100,10 @@ fn open(path: &Path, file_bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens the files, making them if they are not there. Blocks.
+/// Opens the files, and makes them if they do not exist. Blocks.
 ///
 /// # Errors
-/// [`io::Error`]: there is little room, or such writes cannot be made; nothing is left then.
+/// [`io::Error`] if there is little room, or such writes are impossible; no files are left then.
 pub(super) fn prepare(directory: &Path, file_bytes: u64, space: &Space) -> io::Result<[Arc<File>; 2]> {
     let prepare = || {
         if !space.is_plenty() {
@@ -111,7 +111,7 @@ pub(super) fn prepare(directory: &Path, file_bytes: u64, space: &Space) -> io::R
         }
         let files =
             [open(&directory.join(FILES[0]), file_bytes)?, open(&directory.join(FILES[1]), file_bytes)?];
-        // Their names.
+        // Makes the files' names durable.
         File::open(directory)?.sync_all()?;
         Ok(files.map(Arc::new))
     };
@@ -119,7 +119,7 @@ pub(super) fn prepare(directory: &Path, file_bytes: u64, space: &Space) -> io::R
 }
 
 impl Direct {
-    /// None yet; of so many bytes each, a power of two of blocks.
+    /// No files yet; each will have `file_bytes` bytes, a power of two of blocks.
     pub(super) fn new(file_bytes: u64) -> Self {
         Self {
             file_bytes,
@@ -136,33 +136,33 @@ impl Direct {
         KEPT_MOST_BYTES.min(self.file_bytes as usize / FILE_PART)
     }
 
-    /// From now on syncs go to these files.
+    /// Lets syncs use these files from now on.
     pub(super) fn start(&mut self, files: [Arc<File>; 2]) {
         *self = Self { files: Some(files), ..Self::new(self.file_bytes) };
     }
 
-    /// No sync goes to them any more.
+    /// Lets no sync use the files any more.
     pub(super) fn give_up(&mut self) {
         *self = Self::new(self.file_bytes);
     }
 
-    /// Of each.
+    /// The length of each file.
     pub(super) fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Bytes of the files.
+    /// The length of both files together.
     pub(super) fn len_bytes(&self) -> u64 {
         if self.files.is_some() { 2 * self.file_bytes } else { 0 }
     }
 
-    /// A record was appended to the log.
+    /// Keeps a record that was appended to the log.
     pub(super) fn keep(&mut self, batch: u64, record: Vec<u8>) {
         if self.files.is_none() {
             return;
         }
         if self.kept_bytes + record.len() > self.kept_most_bytes() {
-            // They are not for a direct write any more, and what comes next only once they are durable.
+            // There is too much for a direct write. Later records are kept again once these are durable.
             self.kept.clear();
             self.kept_bytes = 0;
         }
@@ -172,8 +172,8 @@ impl Direct {
         }
     }
 
-    /// Begins a sync of all batches behind `persistent`, which is durable, up to `last`. Those up to `settled` are so in the log or in a
-    /// checkpoint. `None`: the log has to be synced.
+    /// Begins a sync of all batches behind `persistent`, which is durable, up to `last`. Batches up to `settled` are durable in the log or in a
+    /// checkpoint. `None` if the log has to be synced instead.
     pub(super) fn begin(
         &mut self,
         persistent: u64,
@@ -195,7 +195,7 @@ impl Direct {
         let is_flush_due = self.at + len > self.file_bytes;
         if is_flush_due {
             let other = 1 - self.current;
-            // Who has a write under way has the file, too.
+            // A write under way has a reference to its file.
             if self.last[other] > settled || Arc::strong_count(&files[other]) > 1 {
                 return None;
             }
@@ -215,7 +215,7 @@ impl Direct {
     }
 }
 
-/// The bytes of both files, as far as they are there.
+/// The bytes of both files, as far as they exist.
 ///
 /// # Errors
 /// [`LogError`].
@@ -223,7 +223,7 @@ pub(super) fn read(directory: &Path) -> Result<Vec<Vec<u8>>, LogError> {
     FILES.into_iter().map(|name| logged::read(directory, name, FILE_BYTES)).collect()
 }
 
-/// All whole records of a life in a file. Behind one that is not whole nothing of its sync was ever answered.
+/// All whole records of a life in a file. Behind a record that is not whole, nothing of its sync was ever answered.
 pub(super) fn records(life: u64, bytes: &[u8]) -> Vec<tail::Record<'_>> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -254,7 +254,7 @@ mod tests {
         direct
     }
 
-    /// Does what the worker does.
+    /// Writes like the worker.
     fn write(write: &BlockWrite) {
         write.file.write_all_at(write.buffer.as_slice(), write.offset).expect("writes");
     }
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((sync.batch, blocks.offset, blocks.buffer.len()), (3, 0, 2 * BLOCK_BYTES));
         write(&blocks);
         assert_eq!(numbers(directory.path()), [2, 3]);
-        // It was given up, and one of them became durable otherwise.
+        // The sync was given up, and one of its batches became durable by other means.
         let (_, again) = direct.begin(2, 3, 2).expect("one");
         assert_eq!((again.offset, again.buffer.len()), (2 * BLOCK_BYTES as u64, 2 * BLOCK_BYTES));
         write(&again);
@@ -356,7 +356,7 @@ mod tests {
             std::fs::write(&path, torn).expect("write");
             let found = numbers(directory.path());
             assert_eq!((found.first(), found.last()), (Some(&1), Some(&5)), "sector {sector}");
-            // Records 2, 3 and 4 end in sectors 9, 21 and 22; what is behind a torn one of a sync was promised no more than it.
+            // Records 2, 3 and 4 end in sectors 9, 21 and 22. Records behind a torn one of the same sync were not answered either.
             let expected = match sector {
                 ..10 => 2,
                 10..22 => 3,

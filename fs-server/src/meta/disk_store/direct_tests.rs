@@ -1,4 +1,4 @@
-//! Syncs by direct writes, and the log beside them: recovery from one, the other or both.
+//! Syncs by direct writes, and recovery from the log, from the direct writes or from both.
 
 use super::*;
 use std::os::unix::fs::FileExt;
@@ -26,7 +26,7 @@ fn begin(store: &DiskStore) -> (DirectSync, crate::pool::BlockWrite) {
     }
 }
 
-/// A sync as a worker does it.
+/// Syncs as a worker does, by a direct write.
 fn sync(store: &DiskStore) {
     let (sync, write) = begin(store);
     write.file.write_all_at(write.buffer.as_slice(), write.offset).expect("writes");
@@ -44,7 +44,7 @@ fn numbers(store: &DiskStore) -> Vec<u8> {
     found
 }
 
-/// A copy of the store's files as they are, some of them changed by `change`, opened.
+/// Copies the store's files as they are, lets `change` change their bytes, and opens the copy. Returns the numbers of its batches.
 fn copied(at: &Path, change: &dyn Fn(&str, &mut [u8])) -> Result<Vec<u8>, StoreError> {
     let image = tempfile::tempdir().expect("directory");
     for entry in std::fs::read_dir(at).expect("there") {
@@ -56,7 +56,7 @@ fn copied(at: &Path, change: &dyn Fn(&str, &mut [u8])) -> Result<Vec<u8>, StoreE
     DiskStore::open(image.path(), options()).map(|store| numbers(&store))
 }
 
-/// The records of a file of the log are lost: the page cache wrote none of them.
+/// Removes all records from a file of the log, as if the page cache had not written any of them.
 fn without_log(name: &str, bytes: &mut [u8]) {
     if name.starts_with("tail-") {
         bytes[24..].fill(0);
@@ -83,7 +83,7 @@ fn a_batch_is_found_by_either_of_its_records() {
     assert_eq!(copied(&at, &all).expect("opens"), [1, 2, 3, 4], "killed");
     assert_eq!(copied(&at, &without_log).expect("opens"), [1, 2, 3], "what was synced is there");
     assert_eq!(copied(&at, &without_direct).expect("opens"), [1, 2, 3, 4]);
-    // Rotten in both: it was durable, and must not be taken for the end.
+    // The record of batch 3 is gone from both files. The batch was durable, so batch 2 must not be taken for the end.
     let in_neither = |name: &str, bytes: &mut [u8]| {
         without_log(name, bytes);
         without_direct(name, bytes);
@@ -119,7 +119,7 @@ fn a_sync_that_is_torn_anywhere_loses_nothing_that_was_answered() {
             assert!(found.iter().copied().eq(1..=found.len() as u8), "{found:?} has a gap");
         }
     }
-    // Nobody waits for it any more; the next one takes all of it along.
+    // The sync is dropped. The next one makes its batches durable as well.
     drop((begun, write));
     put(&store, 10);
     sync(&store);
@@ -134,7 +134,7 @@ fn records_of_a_life_that_is_over_are_none() {
     (1..=2).for_each(|number| put(&store, number));
     sync(&store);
     (3..=5).for_each(|number| put(&store, number));
-    // As if a sync began with 4, and 3 was lost.
+    // The direct write begins with batch 4, as if the record of batch 3 were lost.
     let (_, write) = begin(&store);
     let bytes = write.buffer.as_slice().to_vec();
     let fourth = (8..).find(|at| bytes[*at..*at + 8] == bytes[..8]).expect("another record of this life");
@@ -148,7 +148,7 @@ fn records_of_a_life_that_is_over_are_none() {
     }
     let file = File::options().write(true).open(at.join(direct::FILES[0])).expect("open");
     file.write_all_at(&bytes[fourth..], place).expect("write");
-    // The next store gives 3 and 4 to others, before anything is made ready for direct writes.
+    // The next store gives the numbers 3 and 4 to other batches, before it makes any file ready for direct writes.
     let store = DiskStore::open(&at, options()).expect("open");
     assert_eq!(numbers(&store), [1, 2]);
     (6..=7).for_each(|number| put(&store, number));
@@ -167,7 +167,7 @@ fn what_a_direct_write_cannot_take_is_for_who_can_block() {
     store.flush().expect("flush");
     put(&store, 2);
     let (sync, _) = begin(&store);
-    // A file with holes, on a full disk.
+    // The file has holes and the disk is full.
     assert!(!store.end_sync(sync, Err(io::ErrorKind::StorageFull.into())).expect("no failure"));
     assert!(!store.is_durable());
     assert!(matches!(store.begin_sync(), Ok(SyncStep::Block)));

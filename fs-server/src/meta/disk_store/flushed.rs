@@ -1,14 +1,14 @@
-//! The number of the last durable batch, beside log and checkpoint.
+//! The number of the last durable batch, in a file beside log and checkpoint.
 //!
-//! A bit that rots at the log's end looks like a torn end, and one in the B-tree's header can make an older root the current
-//! one. So the number of the last batch that a sync of the log or a checkpoint covered is also kept in a file of its own: a
-//! store that comes back with less is damaged.
+//! A bit that rots at the log's end looks like a torn end, and one in the B-tree's header can make an older root the current one. So the number of
+//! the last batch that a sync of the log or a checkpoint covered is also kept in a file of its own: a store that has less than that at a start is
+//! damaged.
 //!
 //! ```text
 //! meta/flushed:  [ magic "CFfl" | crc32c u32 of the number | number u64 ]     little-endian
 //! ```
 //!
-//! The file is written after such a sync and never synced: after a power loss it may name an older batch, which is harmless.
+//! The file is written after such a sync and never synced. After a power loss it may have an older number, which is harmless.
 //!
 //! # Failure
 //! A damaged file is reported in the messages, and no number is known then until the next sync.
@@ -23,7 +23,7 @@ const NAME: &str = "flushed";
 const MAGIC: [u8; 4] = *b"CFfl";
 const LEN: usize = 16;
 
-/// The file.
+/// The opened file.
 #[derive(Debug)]
 pub(super) struct Flushed {
     file: File,
@@ -40,7 +40,7 @@ fn encode(batch: u64) -> [u8; LEN] {
 }
 
 impl Flushed {
-    /// Opens the file, making it if it is not there.
+    /// Opens the file, or makes it if it does not exist.
     ///
     /// # Errors
     /// [`io::Error`].
@@ -58,7 +58,7 @@ impl Flushed {
                     0
                 }
             }
-            // New, or a power loss took its length.
+            // The file is new, or a power loss took its contents.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
             Err(error) => return Err(error),
         };
@@ -70,7 +70,7 @@ impl Flushed {
         self.found
     }
 
-    /// All batches up to this one are durable. Without space for it an older one stays noted.
+    /// Notes that all batches up to this one are durable. Without space for that an older number stays.
     ///
     /// # Errors
     /// [`io::Error`].

@@ -1,4 +1,4 @@
-//! A batch as it lies in the log: its number and its changes.
+//! The bytes of a batch in the log: its number and its changes.
 
 use crate::meta::record::{self, RecordError};
 use crate::meta::store::Batch;
@@ -12,10 +12,10 @@ use std::path::Path;
 /// Why the log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LogError {
-    /// A record that is not in the format.
+    /// A record is not in the format.
     #[error("meta/tail-* does not parse: {0}")]
     Record(#[from] RecordError),
-    /// Another server wrote it.
+    /// The log is of another version.
     #[error(
         "meta/tail-* are of version {found}, and this server's of {known}; serve the pool with the server that wrote it"
     )]
@@ -25,45 +25,45 @@ pub(super) enum LogError {
         /// This server's.
         known: &'static str,
     },
-    /// A file of the log.
+    /// A file of the log cannot be read.
     #[error("meta/{name}: {source}")]
     File {
-        /// Its name.
+        /// The file's name.
         name: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file that the log cannot have made so long.
+    /// A file is longer than the log can have made it.
     #[error(
         "meta/{name} has more than {most} bytes, which the log never has; something else wrote it. Restore the pool from a copy"
     )]
     TooLong {
-        /// Its name.
+        /// The file's name.
         name: &'static str,
-        /// Bytes a file of the log has at most.
+        /// Most bytes that a file of the log has.
         most: u64,
     },
-    /// A batch that was durable is not there any more.
+    /// A durable batch is missing.
     #[error(
         "batch {missing} is damaged in meta/tail-*, and all up to batch {durable} were durable, so acknowledged changes of \
          names are lost. Restore the pool from a copy, or move meta/tail-0 and meta/tail-1 away to go on without batch \
          {missing} and what came after it"
     )]
     Damaged {
-        /// The first that is missing.
+        /// The first missing batch.
         missing: u64,
-        /// The last that was durable.
+        /// The last durable batch.
         durable: u64,
     },
 }
 
-/// The bytes of a file of the log, which has `most` at most; none if it is not there.
+/// The bytes of a file of the log, which has at most `most` bytes; none if it does not exist.
 ///
 /// # Errors
 /// [`LogError::File`], [`LogError::TooLong`].
 pub(super) fn read(directory: &Path, name: &'static str, most: u64) -> Result<Vec<u8>, LogError> {
     let in_file = |source| LogError::File { name, source };
-    // A pipe in its place is not waited for.
+    // Opening a pipe in the file's place does not wait.
     let nonblocking = OFlags::NONBLOCK.bits() as i32;
     let file = match File::options().read(true).custom_flags(nonblocking).open(directory.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -79,12 +79,12 @@ pub(super) fn read(directory: &Path, name: &'static str, most: u64) -> Result<Ve
     if bytes.len() as u64 > most { Err(LogError::TooLong { name, most }) } else { Ok(bytes) }
 }
 
-/// A record's key, and its value; none: it is removed.
+/// A record's key, and its value; `None` if it is removed.
 type Change<'a> = (&'a [u8], Option<&'a [u8]>);
 
 #[derive(Serialize)]
 struct Logged<'a> {
-    /// Number of the batch; one more than the batch before.
+    /// The number of the batch: one more than that of the batch before.
     seq: u64,
     changes: Vec<Change<'a>>,
 }
@@ -108,14 +108,14 @@ pub(super) fn number(bytes: &[u8]) -> Result<u64, RecordError> {
     }
 }
 
-/// The changes of a batch, in the order of their keys; they end behind an error.
+/// The changes of a batch, in the order of their keys. They end after an error.
 ///
 /// # Errors
 /// [`RecordError`].
 pub(super) fn changes(
     bytes: &[u8],
 ) -> Result<impl Iterator<Item = Result<Change<'_>, RecordError>>, RecordError> {
-    // A `Logged` is its number, how many changes there are, and each of them.
+    // A `Logged` is its number, the number of its changes, and each of them.
     let (body, malformed) = (bytes.get(1..).unwrap_or_default(), |_| RecordError::Malformed);
     number(bytes)?;
     let ((_, count), mut rest) = postcard::take_from_bytes::<(u64, u64)>(body).map_err(malformed)?;

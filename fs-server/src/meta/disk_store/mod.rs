@@ -1,37 +1,36 @@
 //! The store on a disk: a log of batches, a checkpoint of their records, and the changes between in memory.
 //!
-//! * `tail`, `logged` the log: a batch is in it before any reader sees it; `direct` records that are synced without a sync of the log
+//! * `tail`, `logged` the log: a batch is in it before any reader sees it; `direct` records that are durable without a sync of the log
 //! * `overlay` the batches committed since the last checkpoint, in memory
 //! * `checkpoint`, `summed_file` all batches before those, in a B-tree (redb) with checksums below it; `tally` and the map of pages
-//!   (`page_map`): totals over its records
+//!   (`page_map`): totals of its records
 //! * `flushed` the number of the last durable batch; `space` the reserve, and whether there is room; `spare` the room in the B-tree's file
 //!
 //! # How it works
-//! `commit` appends the batch to the log, where it outlives the process from then on, and puts it into the active overlay. `flush` syncs the
-//! log: one sync. A caller that does not want to block makes a direct write instead (`begin_sync`), if that is possible. When the active
-//! overlay is large enough, a thread freezes it, turns the log to its other file, and writes the frozen one into the B-tree; readers look
-//! through both overlays meanwhile. Once that is durable, the overlay is dropped, and the log's first file is written over next time. `settle`,
-//! at a clean stop, does so with all batches, so that the next start has no log to read.
+//! `commit` appends the batch to the log, where it outlives the process from then on, and puts it into the active overlay. `flush` syncs the log: one
+//! sync. A caller that does not want to block makes a direct write instead (`begin_sync`), if that is possible. When the active overlay is large
+//! enough, a thread freezes it, switches the log to its other file, and writes the frozen overlay into the B-tree; meanwhile readers look through
+//! both overlays. Once that is durable, the overlay is dropped, and the log's first file is overwritten next time. `settle`, at a clean stop, does so
+//! with all batches, so that the next start has no log to read.
 //!
 //! # Crashes
 //!
 //! | the store died | found | opening |
 //! | --- | --- | --- |
-//! | before a batch was whole in the log | a torn end | ends there; no client was told of the batch |
-//! | after that | the batch, after a kill; after a power loss if it was synced | applies it, and goes on behind it |
-//! | while a checkpoint was written | the one before; both log files | applies both, and makes the checkpoint |
-//! | after it was durable | the new one; both log files | skips the batches that it has |
+//! | before a batch was whole in the log | a torn end | stops there; no client was told of the batch |
+//! | after that | the batch after a kill; after a power loss if it was synced | applies it, and goes on behind it |
+//! | while a checkpoint was written | the checkpoint before; both log files | applies both, and makes the checkpoint |
+//! | after the checkpoint was durable | the new checkpoint; both log files | skips the batches that it has |
 //! | by a power loss that left records behind a gap, or only in a direct write | the records before the gap | makes a checkpoint of them, and begins the log anew, in another life |
 //! | while that was done | that checkpoint; the old log | skips the batches that it has |
 //! | with a damaged header, block or record | sums or numbers that do not fit | refuses, or an error where it is read |
 //!
 //! # Failure
-//! The first failed write or sync poisons the store: everything after it fails until the server restarts. A full disk is no failure: see
-//! `space`.
+//! The first failed write or sync poisons the store: everything after it fails until the server restarts. A full disk is no failure: see `space`.
 //!
 //! # Bound
-//! `OVERLAY_MAX_BYTES` twice in memory and in the log, and the B-tree's cache. On a disk with little room both are smaller:
-//! see `overlay_most_bytes`.
+//! `OVERLAY_MAX_BYTES` twice, in memory and in the log, and the B-tree's cache. On a disk with little room both are smaller: see
+//! `overlay_most_bytes`.
 
 mod checkpoint;
 mod direct;
@@ -74,54 +73,54 @@ use std::time::{Duration, Instant};
 use tail::Tail;
 use tally::Tally;
 
-/// Size of the active overlay at which a checkpoint begins by default.
+/// Default size of the active overlay at which a checkpoint begins.
 const CHECKPOINT_BYTES: u64 = 16 << 20;
-/// What an opening gives back at least: less is not worth the time that it takes.
+/// Least space that an opening gives back: less is not worth the time.
 const GIVE_BACK_LEAST_BYTES: u64 = 32 << 20;
-/// As much more the log may grow before one begins: what was put and removed again, as images of pages are within seconds, is no
-/// longer in memory, and none of a checkpoint's work.
+/// How many times as large as the active overlay the log may grow before a checkpoint begins. Records that were put and removed again, as images of
+/// pages are within seconds, are no longer in memory, and no work for a checkpoint.
 const LOG_PER_MEMORY: u64 = 3;
-/// Removals that begin a checkpoint: each scan of where they are walks over them, also one that ends with the first record, and some
-/// are made with the writer held.
+/// Number of removals at which a checkpoint begins. Each scan of their range walks over them, also one that ends with the first record, and some
+/// scans are made with the writer held.
 const REMOVED_MOST: u64 = 8192;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
-/// Contents of files that wait for a checkpoint at most: what is there when one begins is written into the tree, to be removed
-/// within a second. Whoever syncs so much has company to share a sync of the data files with.
+/// Most contents of files that wait for a checkpoint. Those that are there when it begins are written into the tree, and removed within a second.
+/// With so many syncs, a sync of the data files is shared by several anyway.
 const CONTENTS_MOST_BYTES: u64 = 8 << 20;
-/// What a checkpoint writes for a record beside its bytes, at most: the leaf that it is in, and a part of the nodes above. The
-/// same for an extent's part of the map of pages.
+/// Most bytes that a checkpoint writes for a record besides the record itself: its leaf, and a part of the nodes above. The same for an extent's part
+/// of the map of pages.
 const RECORD_PAGES_BYTES: u64 = 8 << 10;
-/// Space for a checkpoint that is there in any case.
+/// Space for a checkpoint that is always assumed.
 const CHECKPOINT_LEAST_BYTES: u64 = 64 << 10;
-/// How often a file of the log is filled ahead until a checkpoint is due, about.
+/// About how many times a file of the log is filled ahead until a checkpoint is due.
 const FILLS_PER_CHECKPOINT: u64 = 16;
-/// What is filled ahead at once at most, and by default: the next sync takes a millisecond more.
+/// Most bytes that are filled ahead at a time, and the default. The next sync takes a millisecond more.
 const FILL_MOST_BYTES: u64 = 1 << 20;
-/// How long the checkpoint's thread sleeps if nobody wakes it.
+/// How long the checkpoint's thread sleeps if it is not woken.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
-/// How many times its records' bytes a B-tree may take: pages are half full at worst, large values round up.
+/// How many times the size of its records a B-tree may take: pages are at least half full, and large values are rounded up.
 const TREE_PER_RECORD_BYTES: u64 = 3;
 
-/// How to open a store.
+/// Options for opening a store.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskOptions {
-    /// Bound of the B-tree's page cache in bytes.
+    /// Most bytes of the B-tree's page cache.
     pub cache_bytes: u64,
-    /// Bound of the reserve in bytes.
+    /// Most bytes of the reserve.
     pub reserve_bytes: u64,
-    /// Size of what was committed since the last checkpoint at which the next one begins, in bytes of memory. A leaf that
-    /// many batches changed is written once, so larger is cheaper; it is also what a start after a kill reads again.
+    /// Bytes of memory of the changes since the last checkpoint at which the next one begins. A leaf that many batches change is written once, so a
+    /// larger number is cheaper; but a start after a kill reads these changes again.
     pub checkpoint_bytes: u64,
-    /// An opening makes the file of records smaller if so much of it, and most of it, is empty.
+    /// An opening makes the file of records smaller if at least so many bytes of it, and most of it, are empty.
     pub give_back_least_bytes: u64,
-    /// Of each of the two files that syncs by direct writes go to; a power of two.
+    /// The length of each of the two files for direct writes; a power of two.
     pub direct_bytes: u64,
 }
 
 impl Default for DiskOptions {
     fn default() -> Self {
-        // Holds the hot part of a few hundred thousand inodes, and is small beside any sensible `--memory`.
+        // This has room for the hot part of a few hundred thousand inodes, and is little beside any sensible `--memory`.
         Self {
             cache_bytes: 64 << 20,
             reserve_bytes: RESERVE_BYTES,
@@ -132,49 +131,49 @@ impl Default for DiskOptions {
     }
 }
 
-/// What a checkpoint is made of: the overlay, the checkpoint before, and the last batch in it.
+/// The parts of a checkpoint that is being made: the overlay, the checkpoint before, and the last batch in the overlay.
 type Frozen = (Arc<Overlay>, Arc<Snapshot>, u64);
 
-/// Where commits have come to.
+/// The end of the log.
 #[derive(Debug)]
 struct Last {
-    /// Number of the last batch.
+    /// The number of the last batch.
     batch: u64,
     tail: Tail,
     direct: Direct,
-    /// A checkpoint is asked for, although none is due.
+    /// Whether a checkpoint is asked for, although none is due.
     is_wanted: bool,
 }
 
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
-    /// Another one once its file was made smaller, with `spare`.
+    /// Replaced, under `spare`, when its file is made smaller.
     checkpoint: RwLock<Arc<Checkpoint>>,
     layers: RwLock<Layers>,
-    /// Held while a batch is committed, and while overlay and log turn.
+    /// Locked while a batch is committed, and while overlay and log are switched.
     last: Mutex<Last>,
-    /// With `last`: a checkpoint is done, or wanted.
+    /// Used with `last`: a checkpoint is done, or wanted.
     turned: Condvar,
-    /// Held by a sync of the log.
+    /// Locked during a sync of the log.
     syncing: Mutex<()>,
     flushed: Flushed,
     space: Arc<Space>,
-    /// Held by whoever counts in a checkpoint or moves it. Taken behind `last`.
+    /// Locked while the pages of a checkpoint are counted or moved. Taken after `last`.
     spare: Mutex<Spare>,
     checkpoint_bytes: u64,
     cache_bytes: u64,
-    /// Number of the last batch, and of the last that survives a power loss. Only ever raised; release and acquire, so
-    /// that who has seen its batch committed sees it here.
+    /// The numbers of the last batch, and of the last one that survives a power loss. Only ever raised. Release and acquire, so that a thread whose
+    /// batch was committed sees it here.
     committed: AtomicU64,
     persistent: AtomicU64,
-    /// Number of the last batch that survives one in the log or a checkpoint. As `persistent`.
+    /// The number of the last batch that survives a power loss in the log or a checkpoint. Like `persistent`.
     settled: AtomicU64,
-    /// Set once, by whoever fails first; read before each batch. Relaxed: it guards no other memory.
+    /// Set once, at the first failure; read before each batch. Relaxed: it guards no other memory.
     poisoned: AtomicBool,
 }
 
-/// Records on a disk.
+/// A store of records on a disk.
 #[derive(Debug)]
 pub struct DiskStore {
     shared: Arc<Shared>,
@@ -189,7 +188,7 @@ fn backend(
 }
 
 impl DiskStore {
-    /// Opens the store in `path`, making it if it is not there.
+    /// Opens the store in `path`, or makes it if it does not exist.
     ///
     /// # Errors
     /// [`StoreError::Backend`] if it is in use, damaged, or cannot be read.
@@ -243,7 +242,7 @@ impl DiskStore {
             poisoned: AtomicBool::new(false),
         };
         let frozen = shared.redo()?;
-        // The names of the files, and the directory's own.
+        // Makes the names of the files durable, and the directory's own.
         let sync = |path: &Path| File::open(path).and_then(|directory| directory.sync_all());
         sync(path).map_err(|e| backend("sync the directory", e))?;
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -258,7 +257,7 @@ impl DiskStore {
 
 #[cfg(test)]
 impl DiskStore {
-    /// As `open`, with a test told of each sync from the beginning.
+    /// Like `open`; a test is told of each sync from the beginning.
     pub fn open_observed(
         path: &Path,
         options: DiskOptions,
@@ -269,7 +268,7 @@ impl DiskStore {
         Self::open_with(path, options, Arc::new(space))
     }
 
-    /// Has a test told of each sync.
+    /// Tells a test of each sync from now on.
     pub fn observe_syncs(&self, observer: space::SyncObserver) {
         self.shared.space.observe(observer);
     }
@@ -278,7 +277,7 @@ impl DiskStore {
 impl Drop for DiskStore {
     fn drop(&mut self) {
         self.shared.space.close();
-        // Under the lock, so that the thread does not miss it between its look and its sleep.
+        // Under the lock, so that the thread does not miss it between its check and its sleep.
         drop(self.shared.last.lock());
         self.shared.turned.notify_all();
         if let Some(thread) = self.thread.take()
@@ -309,7 +308,7 @@ impl Shared {
         self.layers.read().clone()
     }
 
-    /// Puts what the log has and the checkpoint has not. Gives what a checkpoint was being made of.
+    /// Applies the batches of the log that the checkpoint does not have. Returns the parts of the checkpoint that the server before was making.
     fn redo(&self) -> Result<Option<Frozen>, StoreError> {
         let mut last = self.last.lock();
         let mut layers = self.layers.write();
@@ -356,16 +355,15 @@ impl Shared {
         Ok(frozen)
     }
 
-    /// Space that an overlay's checkpoint takes at most: all pages it changes are written anew before the old ones can be used
-    /// again.
+    /// Most space that an overlay's checkpoint takes: all pages that it changes are written anew before the old ones can be used again.
     fn checkpoint_cost(base: &Tally, overlay: &Overlay) -> u64 {
         let leaves = overlay.len() + overlay.extents();
         let pages = (leaves * RECORD_PAGES_BYTES).min(TREE_PER_RECORD_BYTES * base.bytes());
         pages + TREE_PER_RECORD_BYTES * overlay.bytes()
     }
 
-    /// Space that the active overlay's checkpoint and its log may take: half of what is left beside the checkpoint under way,
-    /// so that the next one still finds some; and half of the reserve when nothing is left, for what takes records away.
+    /// Space that the active overlay's checkpoint and its log may take: half of the space left beside the checkpoint under way, so that the next one
+    /// still finds some; and half of the reserve if none is left, for operations that remove records.
     fn overlay_most_bytes(&self, layers: &Layers) -> u64 {
         let under_way =
             layers.frozen.as_ref().map_or(0, |frozen| Self::checkpoint_cost(&layers.base.tally, frozen));
@@ -373,7 +371,7 @@ impl Shared {
         (left.max(self.space.reserve_bytes().0) / 2).max(CHECKPOINT_LEAST_BYTES)
     }
 
-    /// Whether the active overlay has these bytes in memory, or those in the log, or takes this part of the space it may take.
+    /// Whether the active overlay has so many bytes in memory, or so many in the log, or takes one in `part` of the space that it may take.
     fn has_grown(&self, last: &Last, memory_bytes: u64, log_bytes: u64, part: u64) -> bool {
         let layers = self.layers();
         let (active, log) = (&layers.active, last.tail.current_bytes());
@@ -383,7 +381,7 @@ impl Shared {
                 >= self.overlay_most_bytes(&layers) / part
     }
 
-    /// Whether commits wait for the checkpoint under way.
+    /// Whether commits must wait for the checkpoint under way.
     fn is_full(&self, last: &Last) -> bool {
         self.has_grown(last, OVERLAY_MAX_BYTES, OVERLAY_MAX_BYTES, 1)
     }
@@ -422,7 +420,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The checkpoint's thread. One may have begun before the store was opened.
+    /// The checkpoint's thread. The first checkpoint may have begun before the store was opened.
     fn run(&self, mut begun: Option<Frozen>) {
         let ended = loop {
             match begun.take().map_or_else(|| self.freeze(), |begun| Ok(Some(begun))) {
@@ -443,7 +441,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a checkpoint is due, and begins it; nothing once the store is closed.
+    /// Waits until a checkpoint is due, and begins it; `None` once the store is closed.
     fn freeze(&self) -> Result<Option<Frozen>, StoreError> {
         let mut last = self.last.lock();
         loop {
@@ -464,7 +462,7 @@ impl Shared {
                 continue;
             }
             let waited = self.turned.wait_for(&mut last, IDLE_WAIT);
-            // What was removed leaves room only once it is in a checkpoint.
+            // Removed records leave room only once they are in a checkpoint.
             last.is_wanted |=
                 waited.timed_out() && self.space.is_short() && !self.layers.read().active.is_empty();
         }
@@ -482,7 +480,7 @@ impl Shared {
             layers.frozen = None;
             layers.base = base;
         }
-        // Before those who wait go on, who would be refused by what is in use at most.
+        // Before the waiting commits go on: by the bound of the used space alone they would be refused.
         self.count_spare(batch)?;
         let mut last = self.last.lock();
         last.tail.give_up_the_other().map_err(|e| backend("empty the log", e))?;
@@ -490,13 +488,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Tells how much of the file of records is spare, counted if that matters. A file that is mostly empty is made smaller.
+    /// Tells `Space` how much of the file of records is spare; counts it if that matters. Makes a file that is mostly empty smaller.
     fn count_spare(&self, applied: u64) -> Result<(), StoreError> {
         let mut spare = self.spare.lock();
         if spare.is_wanted(&self.space, applied) {
             spare.count(&self.checkpoint(), applied)?;
             let base = self.layers.read().base.clone();
-            // Only the thread that makes checkpoints comes here, and who recounts waits for `spare`: nobody writes to it.
+            // Nobody writes to it: only the thread that makes checkpoints comes here, and a recount waits for `spare`.
             if spare.is_to_move(&self.space, &self.path)
                 && let Some(moved) = self.checkpoint().moved(&base, &self.space)?
             {
@@ -508,7 +506,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Has all that is committed put into a checkpoint, if there is space for it.
+    /// Puts all committed batches into a checkpoint, if there is space for it.
     fn settle(&self) -> Result<(), StoreError> {
         let mut last = self.last.lock();
         loop {
@@ -517,7 +515,7 @@ impl Shared {
                 return Ok(());
             }
             if layers.active.is_empty() && layers.frozen.is_none() {
-                // The next start is to read nothing of it.
+                // So the next start reads nothing of the log.
                 return last.tail.give_back().map_err(|e| backend("empty the log", e));
             }
             self.check()?;
@@ -527,7 +525,7 @@ impl Shared {
         }
     }
 
-    /// Makes a checkpoint of all there is, and in it the derived figures anew. The log keeps what it has: it is skipped.
+    /// Makes a checkpoint of all batches, and computes its totals anew. The log keeps its batches, which are skipped at a start.
     fn recount(&self) -> Result<(), StoreError> {
         // The checkpoint's thread begins none without this lock.
         let mut last = self.last.lock();
@@ -545,7 +543,7 @@ impl Shared {
         self.note_settled(last.batch)
     }
 
-    /// Bytes on the disk of the file of records and of the log.
+    /// Bytes of the file of records and of the log on the disk.
     fn all_bytes(&self) -> u64 {
         let last = self.last.lock();
         checkpoint::file_bytes(&self.path) + last.tail.len_bytes() + last.direct.len_bytes()

@@ -1,8 +1,8 @@
-//! Changes that are committed and not in the checkpoint yet: records over those of the checkpoint, and removals of such.
+//! Changes that are committed and not in the checkpoint yet: new values of records, and removals.
 //!
-//! Two layers: batches go to the *active* one; a checkpoint under way writes the *frozen* one, which does not change. Both
-//! hide the checkpoint below them. A reader looks at a `Layers`: it keeps the layers and the B-tree's snapshot, so it stays
-//! whole for as long as it is held, also while checkpoints are made.
+//! There are two layers: batches go to the *active* one; a checkpoint under way writes the *frozen* one, which does not change. Both hide the
+//! checkpoint below them. A reader has a `Layers`, which keeps the layers and the B-tree's snapshot, so that it stays consistent for as long as it is
+//! held, also while checkpoints are made.
 
 use super::checkpoint::Snapshot;
 use super::short_key::Key;
@@ -16,33 +16,33 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory of a record beside its bytes, at most: nodes of the map, an allocation.
+/// Most memory of a record besides its bytes: nodes of the map, an allocation.
 const RECORD_OVERHEAD_BYTES: usize = 96;
-/// Records of a layer that a scan copies under its lock at a time: the visitor runs without it, for it may call the store. Few at
-/// first, for many scans end with the first record: each new extent of a batch looks for the one before it.
+/// Records of a layer that a scan copies under its lock at a time. The visitor runs without the lock, because it may call the store. The first chunk
+/// is small, because many scans end with the first record: each new extent of a batch looks for the one before it.
 const FIRST_CHUNK: usize = 2;
-/// Then twice as many each time, up to this.
+/// Each further chunk is twice as large, up to this.
 const SCAN_CHUNK: usize = 64;
 
-/// None: removed.
+/// The value of a record; `None` if it is removed.
 pub(super) type Value = Option<Arc<[u8]>>;
-/// By their keys.
+/// Records by their keys.
 pub(super) type Records = BTreeMap<Key, Value>;
 type Bounds = (Bound<Key>, Bound<Key>);
-/// Some records; and, if there may be more, the last key up to which these are all.
+/// Some records; and, if there may be more, the last key up to which no record is missing.
 type Chunk = (Vec<(Key, Value)>, Option<Key>);
 
-/// One layer.
+/// One layer of changes.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
     records: RwLock<Records>,
-    /// Written under the lock, read without; relaxed, for they are only compared with bounds.
+    /// Written under the lock, read without it. Relaxed: it is only compared with bounds.
     bytes: AtomicU64,
-    /// Records of extents.
+    /// The number of extents' records.
     extents: AtomicU64,
     /// Bytes of images of pages.
     images: AtomicU64,
-    /// Removals.
+    /// The number of removals.
     removed: AtomicU64,
 }
 
@@ -50,13 +50,13 @@ fn weight(key: &[u8], value: Option<&[u8]>) -> usize {
     RECORD_OVERHEAD_BYTES + key.len() + value.map_or(0, <[u8]>::len)
 }
 
-/// Bytes of an image of a page.
+/// The bytes of an image of a page; 0 for other records.
 fn image_bytes(key: &[u8], value: Option<&[u8]>) -> u64 {
     if key.first() == Some(&tag::IMAGE) { value.map_or(0, |value| value.len() as u64) } else { 0 }
 }
 
 impl Overlay {
-    /// One that has these.
+    /// A layer with these records.
     pub(super) fn of(records: Records) -> Self {
         let made = Self::default();
         let (mut bytes, mut extents, mut images, mut removed) = (0, 0, 0, 0);
@@ -75,7 +75,7 @@ impl Overlay {
         made
     }
 
-    /// Puts a batch; readers of single records see all of it or nothing.
+    /// Puts a batch. Readers of single records see all of it or nothing.
     pub(super) fn put(&self, batch: Batch) {
         let mut records = self.records.write();
         let mut bytes = self.bytes.load(Ordering::Relaxed);
@@ -105,22 +105,22 @@ impl Overlay {
         self.removed.store(removed, Ordering::Relaxed);
     }
 
-    /// Memory it takes, about.
+    /// About the memory that it takes, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Records in it, removals among them.
+    /// The number of records, with removals.
     pub(super) fn len(&self) -> u64 {
         self.records.read().len() as u64
     }
 
-    /// Of them, those of extents: each also changes the map of pages.
+    /// The number of extents' records among these: each also changes the map of pages.
     pub(super) fn extents(&self) -> u64 {
         self.extents.load(Ordering::Relaxed)
     }
 
-    /// Removals in it: scans walk over them.
+    /// The number of removals, over which scans walk.
     pub(super) fn removed(&self) -> u64 {
         self.removed.load(Ordering::Relaxed)
     }
@@ -130,17 +130,17 @@ impl Overlay {
         self.images.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing was put.
+    /// Whether it has no changes.
     pub(super) fn is_empty(&self) -> bool {
         self.records.read().is_empty()
     }
 
-    /// What it says of a record: nothing, removed, or its value.
+    /// Its change of a record: `None` if there is none, else the value or a removal.
     fn get(&self, key: &[u8]) -> Option<Value> {
         self.records.read().get(key).cloned()
     }
 
-    /// Visits all of a layer that no longer changes.
+    /// Visits all records of a layer that no longer changes.
     ///
     /// # Errors
     /// The visitor's.
@@ -151,7 +151,7 @@ impl Overlay {
         self.records.read().iter().try_for_each(|(key, value)| visit(key.as_slice(), value.as_deref()))
     }
 
-    /// The next records within the bounds, at most so many.
+    /// The next records within the bounds, at most `most`.
     fn chunk(&self, bounds: &Bounds, direction: Direction, most: usize) -> Chunk {
         let records = self.records.read();
         let range = records.range(bounds.clone()).map(|(key, value)| (key.clone(), value.clone()));
@@ -166,26 +166,26 @@ impl Overlay {
     }
 }
 
-/// Records whose keys begin with a byte.
+/// The records whose keys begin with this byte.
 fn of_kind(records: &Records, kind: u8) -> impl Iterator<Item = (&[u8], &Value)> {
     let from = (Bound::Included(&[kind][..]), Bound::Unbounded);
     let behind = records.range::<[u8], _>(from).map(|(key, value)| (key.as_slice(), value));
     behind.take_while(move |(key, _)| key.first() == Some(&kind))
 }
 
-/// What a reader looks at.
+/// The layers that a reader sees.
 #[derive(Debug, Clone)]
 pub(super) struct Layers {
-    /// Batches go here.
+    /// The layer to which batches go.
     pub active: Arc<Overlay>,
-    /// What a checkpoint is writing.
+    /// The layer that a checkpoint is writing.
     pub frozen: Option<Arc<Overlay>>,
     /// The last checkpoint.
     pub base: Arc<Snapshot>,
 }
 
 impl Layers {
-    /// One record.
+    /// Reads one record.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -197,7 +197,7 @@ impl Layers {
         }
     }
 
-    /// Records whose keys begin with a byte.
+    /// The number of records whose keys begin with this byte.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -209,8 +209,8 @@ impl Layers {
         Ok(count)
     }
 
-    /// Visits the records of a kind that may differ from the checkpoint's: key, what that has, and what there is now. Nothing is committed
-    /// meanwhile.
+    /// Visits the records of a kind that may differ from the checkpoint's: the key, the checkpoint's value, and the present value. Nothing is
+    /// committed meanwhile.
     fn visit_differing(
         &self,
         kind: u8,
@@ -237,7 +237,7 @@ impl Layers {
         below.into_iter().flatten().try_for_each(|(key, value)| tell(key, value))
     }
 
-    /// Which pages extents name; see [`crate::meta::Store::pages`].
+    /// Visits the map of the pages that extents have; see [`crate::meta::Store::pages`].
     ///
     /// # Errors
     /// [`StoreError`].
@@ -306,7 +306,7 @@ impl Layers {
                 }
             }
             let Some(last) = last else { break };
-            // `BTreeMap::range` refuses a range excluded on both ends at one key.
+            // `BTreeMap::range` panics if both ends exclude the same key.
             match direction {
                 Direction::Forward => bounds.0 = Bound::Excluded(last),
                 Direction::Reverse if last.as_slice() == from => break,
@@ -338,7 +338,7 @@ impl Layers {
             Direction::Reverse => merged.into_iter().rev().collect(),
         };
         if let Some(last) = &last {
-            // Behind it one of the layers may have more.
+            // Behind this key one of the layers may have more records.
             let whole = chunk.iter().position(|(key, _)| key == last).map_or(0, |at| at + 1);
             chunk.truncate(whole);
         }
@@ -348,6 +348,6 @@ impl Layers {
 
 #[cfg(test)]
 std::thread_local! {
-    /// Records that scans of this thread copied.
+    /// The number of records that scans of this thread have copied.
     pub(super) static COPIED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

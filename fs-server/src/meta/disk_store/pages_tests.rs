@@ -1,4 +1,4 @@
-//! The map of pages is that of the extents: after any changes, with any of them in a checkpoint, and wherever the store died.
+//! The map of pages agrees with the extents after any changes, whichever of them are in a checkpoint, and wherever the store died.
 
 use super::*;
 use crate::bits;
@@ -34,7 +34,7 @@ fn kept(store: &dyn Store) -> (BTreeMap<PartKey, PartBits>, u64) {
     (parts, contradictions)
 }
 
-/// What the extents say, each looked at.
+/// Makes the map anew from all extents.
 fn counted(store: &dyn Store) -> BTreeMap<PartKey, PartBits> {
     let (mut map, all) = (PageMap::default(), key::all(key::tag::EXTENT));
     let add: Visitor<'_> = &mut |key, value| {
@@ -56,19 +56,19 @@ fn assert_agrees(store: &dyn Store) {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A file page gets pages, from here on the first that are free.
+    /// Adds an extent at a file page, with free pool pages: the first run of them behind `from`.
     Put { ino: u64, page: u64, from: u64, len: u64, unwritten: bool },
-    /// An extent goes.
+    /// Removes an extent.
     Remove { which: usize },
-    /// Its pages are another file's, in the same batch.
+    /// Moves an extent to another file and page, in one batch.
     Move { which: usize, ino: u64, page: u64 },
-    /// The same in two.
+    /// The same in two batches.
     MoveLater { which: usize, ino: u64, page: u64 },
-    /// It has bytes now.
+    /// The extent's pages have bytes from now on.
     Write { which: usize },
-    /// The server was killed, and the files are as they are.
+    /// Kills the server: the next one has the files as they are.
     Kill,
-    /// It stopped.
+    /// Stops the server.
     Stop,
 }
 
@@ -86,7 +86,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The files as a kill leaves them. Not in the midst of a checkpoint, when they cannot be copied at one moment; `meta::tests::power` has those.
+/// Copies the files as a kill leaves them. Waits for the end of a checkpoint first, because the files cannot be copied at one moment in the midst of
+/// one; `meta::tests::power` tests that case.
 fn copy_killed(store: &DiskStore, from: &Path, to: &Path) {
     let mut last = store.shared.last.lock();
     while store.shared.layers().frozen.is_some() {
@@ -98,7 +99,7 @@ fn copy_killed(store: &DiskStore, from: &Path, to: &Path) {
     }
 }
 
-/// Extents by inode and page, as they should be. They may overlap in their files, which the map does not care about.
+/// The extents that should be there, by inode and page. They may overlap in their files, which does not matter to the map.
 type Extents = BTreeMap<(u64, u64), ExtentRecord>;
 
 fn put(batch: &mut Batch, extents: &mut Extents, at: (u64, u64), extent: ExtentRecord) {
@@ -119,7 +120,7 @@ fn run(steps: Vec<Step>) {
     let mut extents = Extents::new();
     for (number, step) in steps.into_iter().enumerate() {
         let mut batch = Batch::default();
-        // Fills the overlay, so that there are checkpoints all the time.
+        // A record that fills the overlay, so that checkpoints are made all the time.
         batch.put(*b"Zfill", vec![number as u8; 700]);
         match step {
             Step::Put { ino, page, from, len, unwritten } => {
@@ -188,7 +189,7 @@ proptest! {
     }
 }
 
-/// A store with a file of which pages 100 to 110 of the pool are.
+/// A store with a file that has the pool pages 100 to 109.
 fn with_a_file(path: &Path) -> DiskStore {
     let store = opened(path);
     let format = Format { uuid: [1; 16], hash_key: HASH_KEY, root: Default::default(), root_mode: 0o755 };
@@ -278,7 +279,8 @@ fn a_change_of_wrong_bits_is_told_at_the_next_start_and_mended() {
     let extent = ExtentRecord { pool_page: PoolPage(100), len_pages: 10, state: ExtentState::Unwritten };
     batch.put(key::extent(InodeNo(9), FilePage(0)), record::encode(&extent));
     store.commit(batch).expect("commits");
-    // The change itself made the bits right again, but nobody can know whose the pages had become meanwhile.
+    // The change itself made the bits right again. But other files may have got the pages while the bits were wrong, so the contradictions are still
+    // told.
     assert_eq!(kept(&store).1, 2);
     drop(store);
     let store = opened(&path);

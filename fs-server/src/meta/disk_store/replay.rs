@@ -1,18 +1,17 @@
 //! The replay of the log's files at a start.
 //!
 //! # How it works
-//! All whole records of the log's life are collected, from `tail-*` and `direct-*`, and sorted by number. Those behind the checkpoint, up
-//! to the first gap, are put into overlays. Then one of two:
-//! * The files are *as a process leaves them*: all of these records are in `tail-*`, those of one file behind those of the other, and nothing
-//!   is behind the gap. Then the store goes on where that process was: the same life, the same files, and the same layers. The records of the
-//!   file that the process had turned from are the frozen layer, which a checkpoint is made of. So a start after a kill writes nothing.
-//! * They are not: the power failed. Then all of these records go into a checkpoint, and the log is begun anew, with another life.
+//! All whole records of the log's life are collected from `tail-*` and `direct-*` and sorted by number. Those behind the checkpoint, up to the first
+//! gap, are put into overlays. Then there are two cases:
+//! * The files are *as a process leaves them*: all of these records are in `tail-*`, those of one file behind those of the other, and nothing is
+//!   behind the gap. Then the store goes on where that process was: with the same life, files and layers. The records of the file that the process
+//!   had filled first are the frozen layer, of which a checkpoint is made. So a start after a kill writes nothing.
+//! * They are not, because the power failed. Then all of these records go into a checkpoint, and the log is begun anew, with another life.
 //!
 //! # Why going on is right
-//! A number is given out again only if no whole record has it, in any of the files: a record that a kill cut off is written over where it
-//! lies, and can never become whole. A power loss may leave whole records behind a gap; then another life begins, and they are never read
-//! again. So in one life one number is one batch. The invariants of numbers, files and checkpoints (`tail`, `direct`) hold over a start as
-//! they do between two checkpoints.
+//! A number is given out again only if no whole record has it in any of the files: a record that a kill cut off is overwritten in its place, and can
+//! never become whole. A power loss may leave whole records behind a gap; then another life begins, and they are never read again. So in one life one
+//! number is one batch. The invariants of numbers, files and checkpoints (`tail`, `direct`) hold over a start as they do between two checkpoints.
 //!
 //! # Failure
 //! A durable record that is missing is an error: see the table in `tail`.
@@ -27,20 +26,20 @@ use super::tail::{self, FILE_MOST_BYTES, FILES, HEADER_BYTES, Left, Record};
 use crate::meta::record::RecordError;
 use std::path::Path;
 
-/// What was found.
+/// The result of a replay.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
-    /// Number of the last batch there is, in the checkpoint or behind it.
+    /// The number of the last batch, in the checkpoint or behind it.
     pub last: u64,
-    /// Behind the checkpoint.
+    /// The number of batches behind the checkpoint.
     pub batches: u64,
-    /// Of these.
+    /// The bytes of these batches.
     pub bytes: u64,
-    /// What a checkpoint was being made of, and its last batch.
+    /// The layer of which the process before was making a checkpoint, and its last batch.
     pub frozen: Option<(Overlay, u64)>,
-    /// The others.
+    /// The other changes.
     pub active: Overlay,
-    /// Where the log goes on; none: it is to be begun anew behind a checkpoint of all there is.
+    /// Where the log goes on; `None` if it must be begun anew, behind a checkpoint of all batches.
     pub left: Option<Left>,
 }
 
@@ -48,16 +47,16 @@ pub(super) struct Replay {
 struct Found<'a> {
     number: u64,
     batch: &'a [u8],
-    /// Which of `tail-*`; others are `direct-*`.
+    /// The index of its `tail-*`; the files after these are `direct-*`.
     file: usize,
-    /// Behind it.
+    /// The offset behind it.
     end: u64,
 }
 
 /// Reads the files of `directory`, whose checkpoint has all batches up to `applied`.
 ///
 /// # Errors
-/// A batch that was durable is missing, a record that is whole does not parse, or all is of another version.
+/// If a durable batch is missing, a whole record does not parse, or the log is of another version.
 pub(super) fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
     let [first, second] = FILES.map(|name| logged::read(directory, name, FILE_MOST_BYTES));
     let tails = [first?, second?];
@@ -77,7 +76,7 @@ pub(super) fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
     for (file, end, Record { persistent, batch }) in in_tails.chain(in_direct) {
         durable = durable.max(persistent);
         let number = logged::number(batch)?;
-        // Most of a file may be what the checkpoint has.
+        // Most of a file may be batches that the checkpoint has.
         if number > applied {
             found.push(Found { number, batch, file, end: end as u64 });
         }
@@ -100,7 +99,7 @@ pub(super) fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
     Ok(replay)
 }
 
-/// What batches make, in two threads.
+/// The records that these batches make, computed by two threads.
 fn records_of(batches: &[Found<'_>]) -> Result<Records, RecordError> {
     let (older, newer) = batches.split_at(batches.len() / 2);
     let (mut records, mut later) = std::thread::scope(|scope| {
@@ -124,10 +123,10 @@ fn put(batches: &[Found<'_>]) -> Result<Records, RecordError> {
     Ok(records)
 }
 
-/// Those that follow `applied` up to a gap, in order and once each, the last number, and whether there is a gap.
+/// The batches that follow `applied` up to a gap, in order and once each; the last number; and whether there is a gap.
 fn without_gap(mut found: Vec<Found<'_>>, applied: u64) -> (Vec<Found<'_>>, u64, bool) {
     found.sort_by_key(|found| found.number);
-    // A copy of a record: one of a direct write, or in the contents of a file, for bytes of a torn one are looked through.
+    // A copy of a record is that of a direct write, or is in the contents of a file: the bytes of a torn record are searched as well.
     found.dedup_by_key(|found| found.number);
     let is_next = |(next, found): (u64, &Found<'_>)| found.number == next;
     let len = (applied + 1..).zip(&found).take_while(|pair| is_next(*pair)).count();
@@ -144,7 +143,8 @@ fn without_gap(mut found: Vec<Found<'_>>, applied: u64) -> (Vec<Found<'_>>, u64,
     (found, last, has_gap)
 }
 
-/// Where to go on, if these are all records, those of one file and then those of the other.
+/// The place at which the log goes on. `None` if the log must be begun anew: if its files are not of one life, if the frozen or the active records
+/// lie in more than one file, or if a record is one of a direct write.
 fn left(
     tails: &[Vec<u8>; 2],
     lives: [Option<u64>; 2],
@@ -157,7 +157,7 @@ fn left(
     let is_left = life == other && is_one(frozen) && is_one(active);
     let mut lens = [HEADER_BYTES as u64; 2];
     for (file, end) in file_of(frozen).into_iter().chain(file_of(active)) {
-        // None of `direct-*`.
+        // A record of `direct-*` has no place here.
         *lens.get_mut(file)? = end;
     }
     let current = file_of(active).map_or(0, |(file, _)| file);
@@ -177,7 +177,7 @@ mod tests {
         made::record(LIFE, 0, number, &batch)
     }
 
-    /// What is found of files with these batches, behind a checkpoint of the first two.
+    /// The replay of files with these batches, behind a checkpoint of batches 1 and 2.
     fn found(files: [(&str, &[u64]); 2]) -> Replay {
         let directory = tempfile::tempdir().expect("directory");
         for (name, numbers) in files {
@@ -198,7 +198,7 @@ mod tests {
         visited.map_or_else(|never| match never {}, |()| keys)
     }
 
-    /// The file that is not gone on in is written over with the next turn: a checkpoint has to have all that it says by then.
+    /// The other file is overwritten after the next switch, so a checkpoint must have all of its batches by then.
     #[test]
     fn what_no_checkpoint_has_of_the_file_that_was_turned_from_is_a_layer_of_its_own() {
         for [older, newer] in [[0, 1], [1, 0]] {
@@ -207,12 +207,12 @@ mod tests {
             assert_eq!((keys(&frozen), turned, keys(&replay.active)), (vec![3, 4], 4, vec![5, 6]));
             let left = replay.left.expect("it is as a process leaves it");
             assert_eq!((left.current, replay.last, replay.batches), (newer, 6, 4));
-            // Nothing of one that the checkpoint has: it may be written over.
+            // A file whose batches are all in the checkpoint makes no layer: it may be overwritten.
             let replay = found([(TAILS[older], &[1, 2]), (TAILS[newer], &[3, 4])]);
             assert!(replay.frozen.is_none() && keys(&replay.active) == [3, 4]);
             assert_eq!(replay.left.expect("as a process leaves it").current, newer);
         }
-        // All goes into one checkpoint, behind which the log is begun anew.
+        // All batches go into one checkpoint, behind which the log is begun anew.
         let replay = found([(TAILS[0], &[3, 4]), (DIRECT[0], &[5])]);
         assert!(replay.frozen.is_none() && replay.left.is_none() && keys(&replay.active) == [3, 4, 5]);
     }

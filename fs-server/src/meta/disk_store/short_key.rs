@@ -1,16 +1,16 @@
-//! A record's key in memory: a short one, as nearly all are, is in its place and not behind a pointer. A search in a map of them
-//! compares keys where they are, which takes half the time.
+//! A record's key in memory. A short one, as nearly all are, is stored in place and not behind a pointer. A search in a map compares keys in place
+//! then, which takes half the time.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
-/// So that both kinds take as much. All keys but those of extended attributes are shorter.
+/// Both variants have the same size with this. All keys but those of extended attributes are shorter.
 const SHORT_BYTES: usize = 22;
 
-/// A key; ordered as its bytes are.
+/// A key, ordered by its bytes.
 #[derive(Debug, Clone)]
 pub(super) enum Key {
-    /// So many bytes of these; the others are zeros.
+    /// The bytes, padded with zeros, and their number.
     Short([u8; SHORT_BYTES], u8),
     Long(Box<[u8]>),
 }
@@ -45,7 +45,7 @@ impl From<Vec<u8>> for Key {
     }
 }
 
-/// Ordered as the bytes are: the first 16 of them, and the last 8, which overlap.
+/// Two numbers that are ordered like the bytes: the first 16 bytes, and the last 8, which overlap.
 fn numbers(bytes: &[u8; SHORT_BYTES]) -> (u128, u64) {
     let (first, last) = (bytes.first_chunk().expect("22 bytes"), bytes.last_chunk().expect("22 bytes"));
     (u128::from_be_bytes(*first), u64::from_be_bytes(*last))
@@ -55,7 +55,7 @@ impl Ord for Key {
     #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
         match (self, other) {
-            // One that another one begins with is before it, as zeros are before all else, and fewer before more.
+            // A key that is a prefix of another comes first: zeros are before all other bytes, and the shorter key comes before the longer one.
             (Self::Short(one, one_len), Self::Short(another, len)) => {
                 numbers(one).cmp(&numbers(another)).then_with(|| one_len.cmp(len))
             }

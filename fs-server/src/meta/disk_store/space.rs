@@ -1,13 +1,11 @@
-//! Space on the metadata's disk: a reserve, and the check whether there is room for more.
+//! Space on the metadata's disk: a reserve, and the check whether there is room for more records.
 //!
-//! A file system that is full must still be able to delete, and to delete takes space: a record in the log, new pages of the
-//! B-tree. So
-//! * `meta/reserve` holds unused space. A write that finds no space gives it up and tries again; it is taken back as soon as there
-//!   is twice as much free.
-//! * An operation that makes more records (a name, an inode, an attribute, an extent) is refused while less than twice the reserve
-//!   is left. Left is the free space, the reserve's own, and the space of deleted records in the file of records (`spare`). As much
-//!   of it as the reserve must be outside of that file, for the log grows nowhere else. An operation that removes records is never
-//!   refused, as long as a byte can be written.
+//! A full file system must still be able to delete, and deleting takes space: a record in the log, new pages of the B-tree. So
+//! * `meta/reserve` holds unused space. A write that finds no space gives it up and tries again. It is taken back as soon as twice as much is free.
+//! * An operation that makes more records (a name, an inode, an attribute, an extent) is refused while less than twice the reserve is left. That
+//!   counts the free space, the reserve's own, and the space of deleted records in the file of records (`spare`). An amount as large as the reserve
+//!   must be outside of that file, because the log can grow nowhere else. An operation that removes records is never refused, as long as a byte can
+//!   be written.
 //!
 //! # Bound
 //! `RESERVE_BYTES`, or an eighth of the file system if that is less.
@@ -22,44 +20,44 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Its name.
+/// The reserve's name.
 const NAME: &str = "reserve";
-/// Twice this is there when what adds is refused first: enough for the checkpoints that are bounded by it (`overlay_most_bytes`),
-/// three of which take space before the pages that the first of them replaced are used again, and for the log beside them.
+/// Bytes of the reserve. Operations that add records are refused when less than twice this is left. That is enough for the checkpoints that it bounds
+/// (`overlay_most_bytes`), three of which take space before the pages that the first of them replaced are used again, and for the log beside them.
 pub(super) const RESERVE_BYTES: u64 = 64 << 20;
-/// Part of the file system that it is at most.
+/// The reserve is at most this part of the file system.
 const RESERVE_PART: u64 = 8;
-/// Room from which on some may be taken ahead: many times what the log's files keep, so that nobody misses it.
+/// Room from which on the log's files may be filled ahead: many times what they keep, so that nobody misses it.
 const PLENTY_BYTES: u64 = 512 << 20;
-/// How old the knowledge of free space may be.
+/// How old the figure of free space may be.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 struct Known {
     looked: Option<Instant>,
     free_bytes: u64,
-    /// Bytes of the reserve that are held.
+    /// Bytes that the reserve holds.
     held_bytes: u64,
-    /// Bytes of the file of records that further ones are written to before it takes more.
+    /// Bytes of the file of records that are used up before the file grows.
     spare_bytes: u64,
 }
 
-/// What a test is told of each sync of a file, before it and after it.
+/// A test's function that is called before and after each sync of a file.
 #[cfg(test)]
 pub type SyncObserver = Box<dyn Fn(&'static str, bool) + Send + Sync>;
 
-/// The reserve, and what is known of free space. All files are written and synced through it.
+/// The reserve, and the known free space. All files are written and synced through it.
 pub(super) struct Space {
     reserve: File,
     directory: File,
-    /// What the reserve should hold.
+    /// Bytes that the reserve should hold.
     wanted_bytes: u64,
     known: Mutex<Known>,
     closing: AtomicBool,
-    /// A test's disk is full.
+    /// A test can say that its disk is full.
     #[cfg(test)]
     full: AtomicBool,
-    /// Something waits for space that even the reserve did not give. Relaxed: only looked at.
+    /// Whether something waits for space that even the reserve did not give. Relaxed: it is only a report.
     stuck: AtomicBool,
     closed: Condvar,
     closed_lock: Mutex<()>,
@@ -85,7 +83,7 @@ impl Space {
     /// Opens the reserve, of at most `most_bytes`, and fills it as far as there is space.
     ///
     /// # Errors
-    /// [`io::Error`] if the file cannot be opened; having no space is none.
+    /// [`io::Error`] if the file cannot be opened. Lack of space is no error.
     pub(super) fn open(directory: &Path, most_bytes: u64) -> io::Result<Self> {
         let reserve =
             File::options().read(true).write(true).create(true).truncate(false).open(directory.join(NAME))?;
@@ -110,7 +108,7 @@ impl Space {
         Ok(space)
     }
 
-    /// Takes the reserve back if there is twice as much free.
+    /// Takes the reserve back if twice as much is free.
     pub(super) fn refill(&self) {
         let mut known = self.known.lock();
         let Ok((free, _)) = free_bytes(&self.directory) else { return };
@@ -119,8 +117,8 @@ impl Space {
         if missing == 0 || free < missing + self.wanted_bytes {
             return;
         }
-        // Behind the end of an empty file, so that a copy of the pool has none of it. A file system without fallocate has
-        // no reserve.
+        // The blocks are behind the end of an empty file, so that a copy of the pool does not have them. A file system without fallocate has no
+        // reserve.
         let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(self.reserve.as_fd(), flags, 0, self.wanted_bytes).is_ok() {
             known.held_bytes = self.wanted_bytes;
@@ -128,10 +126,10 @@ impl Space {
         }
     }
 
-    /// Gives the reserve up. Whether there was any.
+    /// Gives the reserve up. Returns whether there was one.
     fn release(&self) -> bool {
         let mut known = self.known.lock();
-        // Cut to an end and then over it: what lies behind the end of a file that stays as long may be left there.
+        // Two changes of the length: if it stayed the same, the file system might keep blocks behind the end.
         let cut = || self.reserve.set_len(1).and_then(|()| self.reserve.set_len(0));
         if known.held_bytes == 0 || cut().is_err() {
             return false;
@@ -144,7 +142,7 @@ impl Space {
         true
     }
 
-    /// What is left: free, held by the reserve, and besides spare in the file of records.
+    /// The bytes that are free or in the reserve, and the spare bytes in the file of records. `is_anew` asks the file system again.
     fn left(&self, known: &mut Known, is_anew: bool) -> (u64, u64) {
         if is_anew || known.looked.is_none_or(|looked| looked.elapsed() > LOOK_INTERVAL) {
             if let Ok((free, _)) = free_bytes(&self.directory) {
@@ -155,7 +153,7 @@ impl Space {
         (known.free_bytes + known.held_bytes, known.spare_bytes)
     }
 
-    /// Bytes that records may still take, the reserve left out.
+    /// Bytes that records may still take, without the reserve.
     pub(super) fn room_bytes(&self) -> u64 {
         let known = &mut *self.known.lock();
         let mut look = |is_anew| {
@@ -163,44 +161,44 @@ impl Space {
             let all = (outside + spare).saturating_sub(2 * self.wanted_bytes);
             all.min(outside.saturating_sub(self.wanted_bytes))
         };
-        // Nobody is refused by what is only known to have been written, maybe over what was there.
+        // Nothing is refused because of an old figure, from which the bytes of overwrites were subtracted as well.
         match look(false) {
             0 => look(true),
             room => room,
         }
     }
 
-    /// Whether there is so little room that it matters what is spare in the file of records.
+    /// Whether so little room is left that the spare bytes in the file of records matter.
     pub(super) fn is_short(&self) -> bool {
         self.room_bytes() < self.wanted_bytes
     }
 
-    /// Bytes that are free or held by the reserve.
+    /// Bytes that are free or in the reserve.
     pub(super) fn outside_bytes(&self) -> u64 {
         self.left(&mut self.known.lock(), true).0
     }
 
-    /// Notes what is spare in the file of records.
+    /// Notes the spare bytes in the file of records.
     pub(super) fn set_spare(&self, bytes: u64) {
         self.known.lock().spare_bytes = bytes;
     }
 
-    /// What the reserve should hold, and holds.
+    /// Bytes that the reserve should hold, and bytes that it holds.
     pub(super) fn reserve_bytes(&self) -> (u64, u64) {
         (self.wanted_bytes, self.known.lock().held_bytes)
     }
 
-    /// Writes all of it; without space, after the reserve was given up for it.
+    /// Writes all of the bytes. If there is no space, gives up the reserve and tries again.
     ///
     /// # Errors
-    /// [`io::Error`]; `StorageFull` if the reserve is gone, too. A part may be written.
+    /// [`io::Error`]; `StorageFull` if there is still no space. A part may be written.
     pub(super) fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
         #[cfg(test)]
         if self.full.load(Ordering::Acquire) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        // What was looked at a moment ago is not there for two. Too much is taken off where bytes are written again: until the
-        // next look.
+        // The bytes are subtracted from the last figure, so that they are not used twice. An overwrite subtracts too much, until the next look at the
+        // file system.
         {
             let mut known = self.known.lock();
             known.free_bytes = known.free_bytes.saturating_sub(bytes.len() as u64);
@@ -213,7 +211,7 @@ impl Space {
         }
     }
 
-    /// Whether there is so much room that some may be taken ahead, and kept.
+    /// Whether there is so much room that files may be filled ahead.
     pub(super) fn is_plenty(&self) -> bool {
         #[cfg(test)]
         if self.full.load(Ordering::Acquire) {
@@ -222,14 +220,14 @@ impl Space {
         self.room_bytes() >= PLENTY_BYTES
     }
 
-    /// Puts zeros into a file from one place to another, behind its end, if there is plenty of room; whether they are there. The
-    /// reserve is not touched.
+    /// Fills a file with zeros behind its end, from one offset to another, if there is plenty of room. Returns whether it did. Does not use the
+    /// reserve.
     pub(super) fn fill(&self, file: &File, from: u64, until: u64) -> bool {
         if !self.is_plenty() {
             return false;
         }
-        // Page by page: the kernel caches what is written at once in one piece, and whoever changes a byte of a piece is taken
-        // to have made all of it dirty, and waits for that where much is.
+        // One page at a time: the kernel caches each write as one piece. A change of one byte makes the whole piece dirty, and waits if too much is
+        // dirty.
         let zeros = [0; CACHE_PAGE_BYTES as usize];
         let mut at = from;
         let mut filled = Ok(());
@@ -239,13 +237,13 @@ impl Space {
             at += len;
         }
         if filled.is_err() {
-            // What comes next makes the file longer by itself.
+            // Later appends make the file longer by themselves.
             let _ = file.set_len(from);
         }
         filled.is_ok()
     }
 
-    /// Makes durable what was written to the file of this name.
+    /// Makes the bytes durable that were written to the file of this name.
     ///
     /// # Errors
     /// [`io::Error`].
@@ -259,19 +257,19 @@ impl Space {
         synced
     }
 
-    /// Makes the disk full, or no longer.
+    /// Makes the disk full for a test, or ends that.
     #[cfg(test)]
     pub fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Release);
     }
 
-    /// Who is told of syncs.
+    /// Sets the function that is told of syncs.
     #[cfg(test)]
     pub fn observe(&self, observer: SyncObserver) {
         assert!(self.observer.set(observer).is_ok(), "one observer");
     }
 
-    /// Who waits for space need not do so any longer.
+    /// Ends all waiting for space.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         let _lock = self.closed_lock.lock();
@@ -293,7 +291,7 @@ impl Space {
         self.stuck.load(Ordering::Relaxed)
     }
 
-    /// Waits so long, or until it is closed.
+    /// Waits for this time, or until the store is closed.
     pub(super) fn wait(&self, so_long: Duration) {
         let mut lock = self.closed_lock.lock();
         if !self.is_closing() {

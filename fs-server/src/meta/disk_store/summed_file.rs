@@ -1,28 +1,27 @@
-//! The file that the B-tree lies in, with a checksum for each of its blocks.
+//! The file of the B-tree, with a checksum for each of its blocks.
 //!
-//! redb keeps checksums of its pages and looks at them when it recovers; it does not check a page that it reads later. Here
-//! each block that is read is compared with its sum, so that a rotten bit is an error and never a record.
+//! redb has checksums of its pages and checks them when it recovers; it does not check a page that it reads later. Here each block that is read is
+//! compared with its sum, so that a rotten bit is an error and never a record.
 //!
 //! ```text
 //! file    [ sums of group 0 | 1,024 blocks ] [ sums of group 1 | 1,024 blocks ] ...      all blocks are 4 KiB
 //! sums    1,024 times u32, little-endian: CRC32C of the block; 0: never written, all zeros
 //! ```
 //!
-//! # Why a power loss cannot part a block from its sum
-//! redb never writes to a block that its last durable commit can reach. So of the blocks that count after a power loss both
-//! block and sum were synced, by the one `fdatasync` that covers them, and no later write has changed either; a torn
-//! block of sums has the same values for them in its old and its new sectors. The exception is block 0, redb's header, which is
-//! written in place, in one sector, and has checksums of its own: it has no sum here.
+//! # Why a power loss cannot separate a block from its sum
+//! redb never writes to a block that its last durable commit can reach. So for each block that counts after a power loss, block and sum were synced
+//! by one `fdatasync`, and no later write has changed either. A torn block of sums has the same values for them in its old and its new sectors. The
+//! exception is block 0, redb's header, which is overwritten in place, in one sector, and has checksums of its own: it has no sum here.
 //!
 //! # A full disk
-//! redb refuses all further work after an error. A write that finds no space is therefore no error: the reserve is given up for
-//! it, and if that is not enough its bytes wait in memory, where reads find them, and the next sync waits until there is space
-//! again, or the store is closed. Meanwhile committed batches go to the log.
+//! redb refuses all further work after an error. So a write that finds no space is no error: the reserve is given up for it, and if that is not
+//! enough, its bytes wait in memory, where reads find them, and the next sync waits until there is space, or the store is closed. Meanwhile committed
+//! batches go to the log.
 //!
-//! A file that is being made (`Draft`) is needed by no reader: it does not wait for space, and is given up.
+//! No reader needs a file that is being made (`Draft`): it does not wait for space, and is given up.
 //!
 //! # Bound
-//! 4 KiB of sums for each 4 MiB of the file that were touched; waiting blocks: as many as one checkpoint writes.
+//! 4 KiB of sums for each 4 MiB of the file that were used; and at most as many waiting blocks as one checkpoint writes.
 
 use super::space::Space;
 use parking_lot::Mutex;
@@ -40,7 +39,7 @@ const BLOCK_BYTES: usize = 4096;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Blocks whose sums fill one block.
 const GROUP_BLOCKS: u64 = BLOCK / 4;
-/// How often a sync that waits for space looks again.
+/// How often a sync that waits for space tries again.
 const FULL_RETRY: Duration = Duration::from_millis(100);
 
 type Sums = Box<[u32]>;
@@ -48,24 +47,23 @@ type Sums = Box<[u32]>;
 #[derive(Debug)]
 struct Group {
     sums: Sums,
-    /// Differs from what was written.
+    /// Whether it differs from the bytes on disk.
     changed: bool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Length as redb knows it.
+    /// The file's length as redb knows it.
     len_blocks: u64,
     groups: BTreeMap<u64, Group>,
-    /// Blocks that found no space.
+    /// Blocks for which there was no space.
     waiting: BTreeMap<u64, Vec<u8>>,
 }
 
-/// Whether a file is being made: set until it takes its place. Relaxed: only what comes behind that, in the same thread, relies
-/// upon it.
+/// Whether a file is being made: set until it takes its place. Relaxed: only the same thread relies on it after that.
 pub(super) type Draft = Arc<AtomicBool>;
 
-/// The file.
+/// The file of records.
 #[derive(Debug)]
 pub(super) struct SummedFile {
     file: File,
@@ -74,22 +72,22 @@ pub(super) struct SummedFile {
     state: Mutex<State>,
 }
 
-/// Where a block is.
+/// The offset of a block.
 fn place(block: u64) -> u64 {
     (block + block / GROUP_BLOCKS + 1) * BLOCK
 }
 
-/// Where a group's sums are.
+/// The offset of a group's sums.
 fn sums_place(group: u64) -> u64 {
     group * (GROUP_BLOCKS + 1) * BLOCK
 }
 
-/// Length of a file of so many blocks.
+/// The length of a file with so many blocks.
 fn file_len(len_blocks: u64) -> u64 {
     (len_blocks + len_blocks.div_ceil(GROUP_BLOCKS)) * BLOCK
 }
 
-/// Blocks of a file of a length.
+/// The number of blocks of a file of this length.
 fn blocks_of(file_len: u64) -> u64 {
     let all = file_len / BLOCK;
     all - all.div_ceil(GROUP_BLOCKS + 1)
@@ -105,7 +103,7 @@ fn invalid(what: &'static str) -> io::Error {
 }
 
 impl SummedFile {
-    /// Takes the file, which may be empty.
+    /// Takes over the file, which may be empty.
     ///
     /// # Errors
     /// [`io::Error`].
@@ -121,7 +119,7 @@ impl SummedFile {
         Ok(numbers.map(|bytes| u32::from_le_bytes(*bytes)).collect())
     }
 
-    /// A hole at the end of the file, which a crash may leave, reads as zeros.
+    /// Reads bytes. A hole at the end of the file, which a crash may leave, reads as zeros.
     fn read_or_zeros(&self, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.file.read_at(bytes, at) {
@@ -211,7 +209,7 @@ impl SummedFile {
         Ok(())
     }
 
-    /// Writes what waits for space, if there is any by now, and the sums that changed.
+    /// Writes the waiting blocks, if there is space for them now, and the sums that changed.
     fn write_waiting(&self) -> io::Result<()> {
         let mut state = self.state.lock();
         while let Some((block, bytes)) = state.waiting.first_key_value() {
@@ -254,7 +252,7 @@ impl StorageBackend for SummedFile {
         }
         let mut state = self.state.lock();
         let len_blocks = len / BLOCK;
-        // What is cut off reads as zeros if the file grows over it again.
+        // Blocks that are cut off read as zeros if the file grows over them again.
         let (last, within) = (len_blocks / GROUP_BLOCKS, (len_blocks % GROUP_BLOCKS) as usize);
         if len_blocks < state.len_blocks {
             state.waiting.split_off(&len_blocks);
@@ -298,7 +296,7 @@ impl StorageBackend for SummedFile {
         let end = offset + data.len() as u64;
         match (offset.is_multiple_of(BLOCK), end.is_multiple_of(BLOCK)) {
             (true, true) if offset > 0 => self.write_blocks(offset / BLOCK, data),
-            // The header. Its block is never a hole, so that it needs no space.
+            // The header: its block is never a hole, so it needs no space.
             _ if end <= BLOCK => self.file.write_all_at(data, place(0) + offset),
             (true, true) => {
                 self.file.write_all_at(&data[..BLOCK_BYTES], place(0))?;
@@ -351,7 +349,7 @@ mod tests {
         assert_eq!(found[..50], [0; 50]);
         assert!(file.read(2099 * BLOCK, &mut found).is_err(), "past the end");
         assert!(file.write(BLOCK + 1, &bytes[..100]).is_err());
-        // The header has no sum here; all else has, the sums included.
+        // The header has no sum here. All other blocks have, and so have the sums.
         let path = directory.path().join("records");
         for (at, block) in
             [(place(1021) + 77, 1021), (place(1026), 1026), (sums_place(1) + 8, 1026), (place(3) + 1, 3)]

@@ -1,9 +1,9 @@
 //! The ways in which committed batches become durable: a sync of the log, which blocks, or a direct write, which the caller makes.
 //!
 //! # Invariants
-//! * Batches up to `settled` are durable in the log or a checkpoint; those up to `persistent` may be so in `direct-*` only, until these
-//!   files are written over. Both numbers are only raised.
-//! * Syncs of the log are one after the other. Direct writes need not be: each has all records that are not durable when it begins.
+//! * Batches up to `settled` are durable in the log or a checkpoint. Batches up to `persistent` may be durable in `direct-*` only, until these files
+//!   are overwritten. Both numbers are only raised.
+//! * Syncs of the log are done one after another. Direct writes need not be: each has all records that are not durable when it begins.
 
 use super::direct;
 use super::{Shared, backend};
@@ -19,7 +19,7 @@ impl Shared {
             (last.batch, last.tail.begin_sync())
         };
         if files.is_empty() {
-            // What is not in them is in a checkpoint.
+            // All batches that are not in these files are in a checkpoint.
             self.settled.fetch_max(batch, Ordering::AcqRel);
             self.persistent.fetch_max(batch, Ordering::AcqRel);
             return Ok(());
@@ -31,7 +31,7 @@ impl Shared {
     }
 
     pub(super) fn prepare_sync(&self) {
-        // Not under the lock: it takes some milliseconds.
+        // Without the lock, because it takes some milliseconds.
         let file_bytes = self.last.lock().direct.file_bytes();
         match direct::prepare(&self.path, file_bytes, &self.space) {
             Ok(files) => self.last.lock().direct.start(files),
@@ -68,13 +68,13 @@ impl Shared {
         }
     }
 
-    /// All batches up to this one survive a power loss in the log or a checkpoint.
+    /// Notes that all batches up to this one survive a power loss in the log or a checkpoint.
     pub(super) fn note_settled(&self, batch: u64) -> Result<(), StoreError> {
         self.settled.fetch_max(batch, Ordering::AcqRel);
         self.note_durable(batch)
     }
 
-    /// All batches up to this one survive a power loss.
+    /// Notes that all batches up to this one survive a power loss.
     fn note_durable(&self, batch: u64) -> Result<(), StoreError> {
         self.flushed.note(batch, &self.space).map_err(|e| backend("note what is durable", e))?;
         self.persistent.fetch_max(batch, Ordering::AcqRel);

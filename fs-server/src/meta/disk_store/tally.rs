@@ -1,7 +1,7 @@
-//! Totals over all records: the number of each kind, and its bytes.
+//! Totals over all records: the number of records of each kind, and the bytes of all.
 //!
-//! The tally goes with each checkpoint, which updates it by its own changes. So it can never disagree with the records, costs
-//! nothing where they are changed, and a start need not count them.
+//! The tally is stored with each checkpoint, which updates it by its own changes. So it always agrees with the records, costs nothing when records
+//! change, and need not be counted at a start.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 /// Counts of records by the first byte of their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally {
-    /// Of each kind.
+    /// The number of records of each kind.
     counts: BTreeMap<u8, u64>,
-    /// Of all keys and values, and of the map of pages.
+    /// The bytes of all keys and values, and of the map of pages.
     bytes: u64,
-    /// Pages at which extents and the map of pages did not agree when a checkpoint changed both (`page_map`).
+    /// Pages about which extents and the map of pages disagreed when a checkpoint changed both (`page_map`).
     pub contradictions: u64,
 }
 
 impl Tally {
-    /// A record became another, came, or went.
+    /// Notes that a record was changed, added or removed.
     pub(super) fn change(&mut self, key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) {
         let bytes = |value: &[u8]| (key.len() + value.len()) as u64;
         let count = self.counts.entry(key.first().copied().unwrap_or_default()).or_default();
@@ -26,18 +26,18 @@ impl Tally {
         self.bytes = (self.bytes + new.map_or(0, bytes)).saturating_sub(old.map_or(0, bytes));
     }
 
-    /// A part of the map of pages takes so many bytes, and took others.
+    /// Notes the old and the new size of a part of the map of pages.
     pub(super) fn change_map(&mut self, old: Option<usize>, new: Option<usize>) {
         let bytes = |len: Option<usize>| len.map_or(0, |len| (size_of::<u64>() + len) as u64);
         self.bytes = (self.bytes + bytes(new)).saturating_sub(bytes(old));
     }
 
-    /// Records of a kind.
+    /// The number of records of a kind.
     pub(super) fn count(&self, kind: u8) -> u64 {
         self.counts.get(&kind).copied().unwrap_or_default()
     }
 
-    /// Bytes of all keys and values.
+    /// The bytes of all keys and values, and of the map of pages.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

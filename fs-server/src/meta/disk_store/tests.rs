@@ -1,4 +1,4 @@
-//! Overlays and checkpoints under way, and a disk that is full.
+//! Overlays, checkpoints under way, and a disk that is full.
 
 use super::*;
 use crate::meta::extent_edit::ExtentEdit;
@@ -57,7 +57,7 @@ fn layers_are_one_store_while_checkpoints_go_on() {
             assert_eq!(store.count(b'Z').expect("count"), 50);
         }
     }
-    // On a slow disk the last ones are still under way.
+    // On a slow disk the last checkpoints are still under way.
     let until = Instant::now() + Duration::from_secs(60);
     while store.shared.layers().base.applied <= 1000 {
         assert!(Instant::now() < until, "checkpoints are made");
@@ -69,8 +69,9 @@ fn layers_are_one_store_while_checkpoints_go_on() {
     assert_eq!(store.count(b'Z').expect("count"), 50);
 }
 
-/// What a life leaves that is killed while it makes a checkpoint, with some in the log's other file already, `nth` syncs of checkpoints behind its
-/// start, in `to`. All up to the `least` one must be there when it begins; gives the next life's.
+/// Opens the store in `from`, commits batches until the `nth` sync of a checkpoint, and copies the files to `to` at that moment, as a kill would
+/// leave them, with some batches already in the log's other file. Checks that the store begins with all batches up to `least`. Returns the last batch
+/// that the copy must have.
 fn killed_in_a_checkpoint(from: &Path, to: &Path, nth: u64, least: u32) -> u32 {
     let [committed, syncs, kept] = [0; 3].map(|zero| Arc::new(AtomicU64::new(zero)));
     let observer = {
@@ -126,7 +127,7 @@ fn lives_that_each_end_in_a_checkpoint_lose_nothing() {
     (0..40).fold(0, |least, life| killed_in_a_checkpoint(&path(life), &path(life + 1), 1 + life % 4, least));
 }
 
-/// A batch of 150,000 extents makes as many scans that end with the first record: each copied 64.
+/// Once, each of 150,000 scans that ended with their first record copied 64 records.
 #[test]
 fn a_scan_that_ends_at_once_copies_few_records_and_a_whole_one_each_once() {
     let directory = tempfile::tempdir().expect("directory");
@@ -151,7 +152,7 @@ fn a_scan_that_ends_at_once_copies_few_records_and_a_whole_one_each_once() {
     }
 }
 
-/// A file of many extents is cut off, and has as many again: each looked for the one before it over all that were removed.
+/// Many extents of a file were removed and as many are added. Once, each search for the extent in front passed all that were removed.
 #[test]
 fn who_puts_extents_where_many_were_removed_walks_over_them_once() {
     const EXTENTS: u64 = 2000;
@@ -195,7 +196,7 @@ fn many_removals_begin_a_checkpoint() {
 fn a_record_that_is_written_again_and_again_does_not_grow_the_log_for_ever() {
     let directory = tempfile::tempdir().expect("directory");
     let store = opened(&directory.path().join("meta"), 8 << 10);
-    // More than the bound of the log, where commits wait: the overlay has one record all the time.
+    // These commits are more than the bound of the log, at which commits wait. The overlay has only one record all the time.
     for _ in 0..OVERLAY_MAX_BYTES / 300 + 1000 {
         put(&store, 7).expect("commits");
         if store.shared.layers().base.applied > 0 {
@@ -231,7 +232,7 @@ fn an_opening_gives_back_what_deleted_records_left() {
         for first in (0..200_000u32).step_by(1000) {
             let mut batch = Batch::default();
             for number in first..first + 1000 {
-                // Some stay, all over the file.
+                // Every thousandth record stays, so that some are left all over the file.
                 let key = format!("Y{number:06}").into_bytes();
                 if !remove {
                     batch.put(key, vec![number as u8; 400]);
@@ -327,7 +328,7 @@ fn contents_are_taken_as_long_as_few_wait() {
         put(page);
     });
     assert!(!store.takes_contents());
-    // Another version of one that is there takes no more; one that goes makes room.
+    // A newer version of an image takes no more room, and a removed image makes room.
     put(0);
     let mut batch = Batch::default();
     batch.remove(key(1));

@@ -1,4 +1,4 @@
-//! Access control lists beside mode bits, inherited, and the bits that a write takes from a file.
+//! Access control lists beside mode bits, their inheritance, and the bits that a write takes from a file.
 
 use super::super::{Batch, Caller, Operation, ProblemKind, check, repair};
 use super::{HASH_KEY, ROOT_USER, USER, World};
@@ -14,7 +14,7 @@ use cuttlefs_common::status::Status;
 
 const ROOT: InodeNo = InodeNo::ROOT;
 const NO: u32 = u32::MAX;
-/// u::rwx,u:7:rwx,g::r,m::rwx,o::r
+/// The list `u::rwx,u:7:rwx,g::r,m::rwx,o::r`.
 const LIST: [(u16, u16, u32); 5] = [(1, 7, NO), (2, 7, 7), (4, 4, NO), (0x10, 7, NO), (0x20, 4, NO)];
 
 fn set(world: &World, caller: Caller, ino: InodeNo, name: &[u8], value: &[u8]) -> Result<u16, Status> {
@@ -41,21 +41,21 @@ fn a_list_and_the_mode_say_the_same() {
     assert!(world.attr(file).flags.has(InodeFlags::ACCESS_ACL));
     assert_eq!(world.meta.xattr(file, ACCESS), Ok(value(&LIST)));
     assert_eq!(world.meta.xattr_names(file), Ok(b"system.posix_acl_access\0".to_vec()));
-    // chmod: the group's bits are the mask's.
+    // chmod changes the list, too: the mode's group bits become the list's mask.
     assert_eq!(chmod(&world, file, 0o2650), 0o2650);
     let masked = [(1, 6, NO), (2, 7, 7), (4, 4, NO), (0x10, 5, NO), (0x20, 0, NO)];
     assert_eq!(world.meta.xattr(file, ACCESS), Ok(value(&masked)));
-    // Somebody who is not in its group sets one: the set-group-id bit goes.
+    // If the caller who sets a list is not in the file's group, the set-group-id bit goes.
     assert_eq!(set(&world, USER, file, ACCESS, &value(&LIST)), Ok(0o2774));
     let stranger = Caller { drops_privileges: true, ..USER };
     assert_eq!(set(&world, stranger, file, ACCESS, &value(&LIST)), Ok(0o774));
-    // What a mode says as well is not kept.
+    // A list with nothing but what the mode says is not stored.
     let minimal = [(1, 6, NO), (4, 4, NO), (0x20, 0, NO)];
     assert_eq!(set(&world, USER, file, ACCESS, &value(&minimal)), Ok(0o640));
     assert_eq!(world.meta.xattr(file, ACCESS), Err(Status::NoAttribute));
     assert_eq!(world.attr(file).flags, InodeFlags::default());
     assert_eq!(chmod(&world, file, 0o600), 0o600);
-    // A list of nobody is none; removing leaves the mode.
+    // Setting an empty list removes the list, and so does removing the attribute. The mode stays.
     set(&world, USER, file, ACCESS, &value(&LIST)).expect("set");
     assert_eq!(set(&world, USER, file, ACCESS, &value(&[])), Ok(0o774));
     assert_eq!(world.meta.xattr(file, ACCESS), Err(Status::NoAttribute));
@@ -85,7 +85,7 @@ fn what_is_made_inherits() {
     let directory = world.directory(ROOT, "directory");
     set(&world, USER, directory, DEFAULT, &value(&LIST)).expect("set");
     assert_eq!(world.attr(directory).mode & 0o777, 0o755, "a default list is not the directory's own");
-    // The umask counts for nothing here: the list takes its place.
+    // The umask is ignored in a directory with a default list.
     let file = make(&world, 0o077, directory, "file", NewNode::File, 0o666);
     let inherited = [(1, 6, NO), (2, 7, 7), (4, 4, NO), (0x10, 6, NO), (0x20, 4, NO)];
     assert_eq!(world.attr(file).mode, 0o664);
@@ -96,11 +96,11 @@ fn what_is_made_inherits() {
     assert_eq!((world.attr(below).mode, world.meta.xattr(below, ACCESS)), (0o774, Ok(value(&LIST))));
     let link = make(&world, 0o077, directory, "link", NewNode::Symlink(b"to"), 0o777);
     assert_eq!((world.attr(link).mode, world.attr(link).flags), (0o777, InodeFlags::default()));
-    // A default list that a mode can say: a mode, and no access list.
+    // A default list that a mode can express gives the file a mode and no access list.
     set(&world, USER, directory, DEFAULT, &value(&[(1, 7, NO), (4, 5, NO), (0x20, 0, NO)])).expect("set");
     let plain = make(&world, 0o777, directory, "plain", NewNode::File, 0o666);
     assert_eq!((world.attr(plain).mode, world.attr(plain).flags), (0o640, InodeFlags::default()));
-    // Without one the umask decides again.
+    // Without a default list the umask counts again.
     world.run(&Operation::RemoveXattr { ino: directory, name: DEFAULT }).expect("remove");
     let masked = make(&world, 0o077, directory, "masked", NewNode::File, 0o666);
     assert_eq!(world.attr(masked).mode, 0o600);
@@ -125,11 +125,11 @@ fn a_writer_takes_privileges() {
     assert!(attr.change > change);
     assert_eq!(world.meta.xattr(file, CAPABILITY_XATTR), Err(Status::NoAttribute));
     assert_eq!(drop_privileges(writer).change, attr.change, "nothing to take, nothing written");
-    // A group that may not run it: the bit stays for who is in the group.
+    // If the file's group may not execute it, the set-group-id bit stays for callers in that group.
     chmod(&world, file, 0o6644);
     assert_eq!(drop_privileges(writer).mode, 0o2644);
     assert_eq!(drop_privileges(Caller { gid: 5, ..writer }).mode, 0o644);
-    // A change of length takes them in its own batch, if its caller may not keep them.
+    // A change of length takes the privileges in the same batch, if its caller may not keep them.
     let cut = SetAttr { size: Some(0), ..SetAttr::default() };
     chmod(&world, file, 0o6755);
     assert_eq!(world.meta.set_attr(USER, file, &cut, None).expect("cut").mode, 0o6755);

@@ -1,8 +1,8 @@
-//! Stores of tests that wrap another one, and do a few things differently.
+//! Stores for tests that wrap another store and change a few of its operations.
 
 use super::super::{Batch, Direction, PartVisitor, Store, StoreError, StoreFigures, Visitor};
 
-/// A store around another one. What it does not do otherwise, the inner one does.
+/// A store around another one. Each operation that it does not override is the inner store's.
 pub(super) trait Around: Send + Sync {
     fn inner(&self) -> &dyn Store;
 

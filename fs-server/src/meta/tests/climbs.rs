@@ -1,4 +1,4 @@
-//! Moves of directories far from the root: the way there is climbed outside of the writer, and other moves come between.
+//! Moves of directories far from the root: the path to the root is climbed without the writer's lock, and other moves come in between.
 
 use super::super::LEVELS_MAX;
 use super::super::climbs::NEAR_LEVELS;
@@ -9,7 +9,7 @@ use cuttlefs_common::status::Status;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const ROOT: InodeNo = InodeNo::ROOT;
-/// Directories in each other: more than are climbed at a time.
+/// The length of a chain of nested directories: more than one climb's step passes.
 const CHAIN: usize = 4 * NEAR_LEVELS;
 
 fn chain(world: &World, top: InodeNo, name: &str, levels: usize) -> Vec<InodeNo> {
@@ -27,7 +27,7 @@ fn operation<'n>(from: (InodeNo, &'n str), to: (InodeNo, &'n str), mode: RenameM
     Operation::Rename { parent: from.0, name, new_parent: to.0, new_name, mode }
 }
 
-/// A rename without a climb of its own.
+/// Renames, without climbing if the rename is refused.
 fn rename(world: &World, from: (InodeNo, &str), to: (InodeNo, &str), mode: RenameMode) -> Result<(), Status> {
     world.meta.execute(USER, &operation(from, to, mode), &|_| false).map(|_| ())
 }
@@ -55,7 +55,7 @@ fn a_long_way_is_not_climbed_under_the_writer() {
         "the way up is no way"
     );
     assert_eq!(go(), Err(Status::Busy), "what was known is forgotten with the climb");
-    // What is no directory, or stays where it is, is nobody's ancestor.
+    // Neither a file, nor a directory that keeps its parent, can become its own ancestor, so these renames need no climb.
     world.file(ROOT, "file");
     assert_eq!(rename(&world, (ROOT, "file"), (bottom, "file"), RenameMode::Replace), Ok(()));
     let deep = world.directory(bottom, "y");
@@ -66,7 +66,7 @@ fn a_long_way_is_not_climbed_under_the_writer() {
 
 #[test]
 fn a_move_above_a_climb_is_seen_wherever_the_climb_is() {
-    // The two moves would form a loop: x below the chain's bottom, and the chain's directory `at` below x.
+    // The two moves together would form a loop: `x` moves below the chain's bottom, and the chain's directory `at` moves below `x`.
     for at in 0..CHAIN {
         for steps in 0..=CHAIN {
             let world = World::new();
@@ -130,7 +130,7 @@ fn an_exchange_climbs_both_ways() {
     let mut other = world.meta.climb(one);
     while other.step().expect("climb") {}
     assert_eq!(go(), Ok(()));
-    // An exchange with a directory above would put it below itself.
+    // An exchange with one of its own ancestors would put a directory below itself.
     let top = operation((two, "y"), (levels[0], "b"), RenameMode::Exchange);
     assert_eq!(world.run(&top).map(drop), Err(Status::Invalid));
     world.assert_sound();
@@ -142,7 +142,7 @@ fn nothing_is_moved_deeper_than_the_bound_and_all_else_is_as_everywhere() {
     let levels = chain(&world, ROOT, "a", LEVELS_MAX + 3);
     world.directory(ROOT, "x");
     let go = |to: InodeNo| world.run(&operation((ROOT, "x"), (to, "x"), RenameMode::NoReplace)).map(drop);
-    // With the root, `LEVELS_MAX` directories.
+    // The path from the root to `last` has `LEVELS_MAX` directories, with the root.
     let (last, past) = (levels[LEVELS_MAX - 2], levels[LEVELS_MAX - 1]);
     assert_eq!(go(past), Err(Status::NameTooLong));
     assert_eq!(go(levels[LEVELS_MAX + 2]), Err(Status::NameTooLong));
@@ -154,7 +154,7 @@ fn nothing_is_moved_deeper_than_the_bound_and_all_else_is_as_everywhere() {
     world.run(&operation((deep, "y"), (deep, "z"), RenameMode::Replace)).expect("another name");
     world.run(&operation((deep, "z"), (ROOT, "up"), RenameMode::Replace)).expect("to near the root");
     assert_eq!(world.meta.parent(made), Ok(ROOT));
-    // Found to be below itself before it is found to be too deep.
+    // A move below itself is refused as that, though it would be too deep as well.
     let below = operation((past, "a"), (deep, "b"), RenameMode::Replace);
     assert_eq!(world.run(&below).map(drop), Err(Status::Invalid));
     world.assert_sound();
@@ -184,7 +184,7 @@ fn moves_into_each_other_at_once_form_no_loop() {
         };
         let movers = [mover("a", ends[1]), mover("b", ends[2]), mover("c", ends[0])];
         for _ in 0..2000 {
-            // Whoever finds a loop finds no root.
+            // A climb ends at the root only if there is no loop.
             for end in ends {
                 let mut climb = world.meta.climb(end);
                 while climb.step().expect("climb") {}

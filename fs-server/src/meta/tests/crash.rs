@@ -1,4 +1,4 @@
-//! Restarts and crashes: the records afterwards, and the numbers that are never used again.
+//! Restarts and crashes: the records that are there afterwards, and numbers that are never given out twice.
 
 use super::super::record::ClientRecord;
 use super::super::{
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 const ROOT: InodeNo = InodeNo::ROOT;
 
-/// Checkpoints often.
+/// Options of a store that makes checkpoints often.
 pub(super) fn options() -> DiskOptions {
     DiskOptions {
         cache_bytes: 8 << 20,
@@ -32,7 +32,7 @@ pub(super) fn options() -> DiskOptions {
     }
 }
 
-/// A store with them.
+/// Opens a store with `options`.
 pub(super) fn open(path: &Path) -> Arc<DiskStore> {
     Arc::new(DiskStore::open(path, options()).expect("open"))
 }
@@ -80,7 +80,7 @@ fn damaged_records_are_io_and_counted_and_harm_no_other() {
     assert_eq!(world.meta.damage_count(), 2);
     assert_eq!(world.attr(good).nlink, 1);
     world.file(ROOT, "another");
-    // An entry without inode is damage as well, not "no such file".
+    // A directory entry without an inode is damage as well, and not `NotFound`.
     let mut batch = super::super::Batch::default();
     batch.remove(super::super::key::inode(bad));
     world.store.commit(batch).expect("commit");
@@ -164,7 +164,7 @@ fn numbers_go_on_past_a_block_without_a_flush_of_ones_own() {
     assert!(last.0 >= 140_000);
     let crashed = World::on(Arc::new(store.crashed(0)));
     assert!(crashed.file(ROOT, "fresh") > last);
-    // A clean stop gives the rest of the block back.
+    // A clean stop returns the unused numbers of the reserved block.
     world.meta.close(None).expect("close");
     let reopened = World::on(store);
     assert_eq!(reopened.file(ROOT, "next").0, last.0 + 1);
@@ -187,11 +187,11 @@ fn a_request_is_remembered_with_what_it_did() {
     let caller = Caller { request: Some(request(3, 42)), opens: Some(rights), ..USER };
     let made = world.meta.execute(caller, &make, &|_| false).expect("made").attr.expect("told");
     assert!(made.ino > ino);
-    // Whatever becomes of it.
+    // The remembered answer stays as it was, whatever happens to the file afterwards.
     let set = SetAttr { mode: Some(0o640), ..SetAttr::default() };
     world.run(&Operation::SetAttr { ino: made.ino, set, commit: None }).expect("chmod");
     assert_eq!(unlink(request(5, 1)), Ok(()));
-    // All of it is there for the next server, and nothing of what was refused.
+    // The next server knows the answers of requests that were done, and none of requests that were refused.
     let world = World::on(world.store.clone());
     let done = Answer::Opened { attr: made, rights };
     assert_eq!(world.meta.answer_to(request(3, 42)), Ok(Some(done)));
@@ -211,7 +211,7 @@ fn a_request_is_remembered_with_what_it_did() {
     world.run(&Operation::RemoveClient { client: ClientId(7) }).expect("forgotten");
     assert_eq!(world.meta.answer_to(request(3, 42)), Ok(None));
     assert_eq!(world.meta.clients(), Ok(vec![known(8, true)]));
-    // Under way when its client said good-bye.
+    // This request was under way when its client ended its session.
     let late = Caller { request: Some(request(3, 44)), ..USER };
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let late = world.meta.execute(late, &Operation::SetAttr { ino: ROOT, set, commit: None }, &|_| false);
@@ -232,17 +232,17 @@ fn an_append_is_remembered_with_its_bytes_and_never_hides_a_later_request() {
             .collect(),
         ..DataCommit::of_ranges(ino, Vec::new(), 1000)
     };
-    // Slot 1 went from one file to the other; the order of the files says nothing.
+    // Slot 1 wrote to one file after the other. Its latest request counts, whatever the order of the files in the commit.
     world.meta.commit_data(&[commit(one, &[(1, 9), (2, 3)]), commit(two, &[(1, 8)])]).expect("commit");
     assert_eq!(world.meta.answer_to(request(1, 9)), Ok(Some(answer(9))));
     assert_eq!(world.meta.answer_to(request(1, 8)), Ok(None));
     assert_eq!(world.meta.answer_to(request(2, 3)), Ok(Some(answer(3))));
-    // Slot 2 made a name after its append, and only then the append is written back.
+    // Slot 2 made a name after its append, and the append is written back only after that.
     let caller = Caller { request: Some(request(2, 5)), ..USER };
     let make = Operation::Create { parent: ROOT, name: b"new", mode: 0o600, exclusive: true };
     let made = world.meta.execute(caller, &make, &|_| false).expect("made").attr.expect("told");
     world.meta.commit_data(&[commit(one, &[(2, 4)])]).expect("commit");
-    // Nobody said what it is opened for: it was made, and that is all.
+    // The request did not say that it opens the file, so the answer is one without rights.
     assert_eq!(world.meta.answer_to(request(2, 5)), Ok(Some(Answer::Attr(made))));
 }
 
@@ -253,13 +253,13 @@ fn a_clean_stop_is_told_once() {
     world.meta.close(Some(77)).expect("close");
     let next = World::on(world.store.clone());
     assert_eq!(next.meta.clean_predecessor(), Some(77));
-    // That one is killed.
+    // The next server is killed, so the one behind it has no clean predecessor.
     assert_eq!(World::on(world.store.clone()).meta.clean_predecessor(), None);
 }
 
 const CHILD: &str = "CUTTLEFS_TEST_CRASH_STORE";
 
-/// Not a test by itself: the process that the next one kills. It says which directories it has made.
+/// Not a test by itself: the process that the next test kills. It prints each directory that it has made.
 #[test]
 fn crash_child() {
     use std::io::Write;
@@ -311,7 +311,7 @@ fn a_killed_server_finds_a_sound_store_with_all_that_was_acknowledged() {
         child.kill().expect("kill");
         child.wait().expect("wait");
         let said = std::fs::read_to_string(&output).expect("output");
-        // The last line may be cut, and libtest writes its own words before the first.
+        // The last line may be cut off, and libtest prints its own words in front of the first.
         let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
         acknowledged.extend(
             whole
@@ -330,7 +330,7 @@ fn a_killed_server_finds_a_sound_store_with_all_that_was_acknowledged() {
     assert!(acknowledged.len() as u64 > ROUNDS, "the child got nothing done: {acknowledged:?}");
 }
 
-/// Copies a store's files as they are.
+/// Copies a store's files as they are now.
 pub(super) fn copy_files(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("directory");
     for entry in std::fs::read_dir(from).expect("list") {
@@ -369,7 +369,7 @@ fn a_store_whose_server_dies_keeps_what_the_log_keeps() {
         let count = (1..7).take_while(|number| has(&lost, *number)).count();
         assert!(count >= 1 && (count as u8 + 1..7).all(|number| !has(&lost, number)), "a prefix");
         power_kept.insert(count);
-        // What a killed server leaves in the tail is at risk until the next one has flushed it.
+        // Batches that a killed server left in the log are at risk until the next server has flushed them.
         let both = killed.lost_power(&random);
         assert!(has(&both, 1));
     }

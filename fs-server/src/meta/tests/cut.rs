@@ -1,4 +1,4 @@
-//! Cuts in steps: cut off between any two of their batches.
+//! Cuts of files in several batches, interrupted between any two of them.
 
 use super::super::{CutStep, DataCommit, MemoryStore, RangeUpdate};
 use super::{ROOT_USER, World, extent, format};
@@ -16,7 +16,7 @@ pub(super) fn the_next_server_finishes_a_cut_that_was_begun() {
     format(&*store);
     let world = World::on(store.clone());
     let ino = world.file(ROOT, "file");
-    // The first one reaches over the page from which it is cut.
+    // The first extent begins in front of the cut and ends behind it.
     let mut extents = vec![extent(0, 0, KEPT_PAGES + 9)];
     extents.extend((100..EXTENTS).map(|index| extent(index * 2, index * 2, 1)));
     let end = FilePage(EXTENTS * 2);
@@ -45,7 +45,7 @@ pub(super) fn the_next_server_finishes_a_cut_that_was_begun() {
         let kept_pages: u64 =
             world.meta.extents(ino).expect("extents").iter().map(|extent| extent.len_pages).sum();
         assert_eq!(kept_pages, pages);
-        // It is over: what is written behind the end from now on stays.
+        // The cut is finished: later writes behind the old end stay.
         let more = RangeUpdate {
             first: FilePage(20_000),
             end: FilePage(20_001),

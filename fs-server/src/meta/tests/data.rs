@@ -80,7 +80,7 @@ fn a_commit_stores_what_it_covers_and_ends_liveness_when_nothing_is_left() {
     world.meta.commit_data(&[commit(file, 2, 3, vec![extent(2, 52, 1)], 10_000)]).expect("commit");
     assert_eq!(world.meta.live_count(), 0);
     assert_eq!(world.attr(file), noted);
-    // Contiguous in file and pool: one record.
+    // The two extents are contiguous in the file and in the pool, so they become one record.
     assert_eq!(world.meta.extents(file), Ok(vec![extent(0, 50, 3)]));
     world.assert_sound();
 }
@@ -96,9 +96,9 @@ fn ranges_cut_split_and_join() {
         })
     };
     assert_eq!(set(0, 10, vec![extent(0, 100, 10)]), Ok(vec![extent(0, 100, 10)]));
-    // A hole in the middle.
+    // A hole in the middle splits the extent.
     assert_eq!(set(4, 6, vec![]), Ok(vec![extent(0, 100, 4), extent(6, 106, 4)]));
-    // Filled with what was there: whole again.
+    // The same pages in the hole make the extent whole again.
     assert_eq!(set(4, 6, vec![extent(4, 104, 2)]), Ok(vec![extent(0, 100, 10)]));
     let unwritten = Extent { state: ExtentState::Unwritten, ..extent(4, 104, 2) };
     assert_eq!(set(4, 6, vec![unwritten]), Ok(vec![extent(0, 100, 4), unwritten, extent(6, 106, 4)]));
@@ -155,7 +155,7 @@ fn truncation_by_the_region_and_without_it() {
     let world = World::new();
     let file = world.file(ROOT, "file");
     world.meta.commit_data(&[commit(file, 0, 10, vec![extent(0, 100, 10)], 40_960)]).expect("commit");
-    // Three pages more in memory.
+    // Three more pages are only in memory.
     let note = NoteData { size: Some(53_248), allocated_pages: Some(13), modified: true };
     world.meta.note_data(file, note).expect("note");
     let cut = commit(file, 5, u64::MAX, vec![], 20_000);
@@ -196,10 +196,10 @@ fn small_files_go_with_their_name_and_large_ones_in_turns() {
     let first = world.run(&Operation::ReapOrphan { ino: large, below: FilePage(u64::MAX) }).expect("reap");
     assert!(first.more && first.freed.len() == 1024);
     world.assert_sound();
-    // A restart in the middle goes on.
+    // The next server goes on with the reap.
     let world = World::on(world.store.clone());
     assert_eq!(world.meta.orphans(), [large]);
-    // A step looks at what is left and no further: what went before it are removed records that it would pass one by one.
+    // A step scans only below the page where the step before ended: above it are removed records, which a scan would pass one by one.
     let (freed, next) = world.meta.reap_step(large, FilePage(2 * 1200)).expect("reap");
     assert_eq!(freed.iter().map(|extent| extent.file_page.0).max(), Some(2 * 1199));
     assert_eq!((freed.len(), next), (1024, Some(FilePage(2 * 176))));
@@ -249,7 +249,7 @@ fn notes_race_with_other_operations_and_none_is_lost() {
     world.assert_sound();
 }
 
-/// What happens in the midst of a commit, before or after the batch is in the store.
+/// What another thread does in the midst of a commit, before or after the batch is in the store.
 type Interruption = Box<dyn FnOnce() + Send>;
 
 struct Interrupted {
@@ -306,13 +306,13 @@ fn a_note_in_the_midst_of_a_batch_comes_after_it() {
         let set = SetAttr { mtime: Some(SetTime::At(future)), ..SetAttr::default() };
         meta.set_attr(USER, file, &set, None).expect("times");
         let noted = take.recv().expect("noted");
-        // The record of the note is newer than what is stored, so recovery takes its times.
+        // The note is newer than the stored record, and the record has the times that set_attr set.
         let in_store = World::on(store.clone()).attr(file);
         assert_eq!(in_store.mtime, future);
         assert!(in_store.change < noted.change, "live {live}, stored {stored}: {in_store:?}, {noted:?}");
         let attr = meta.attr(file).expect("attr");
         assert_eq!((attr.mtime, attr.ctime), (noted.mtime, noted.ctime), "live {live}, stored {stored}");
-        // What comes next is newer than the note.
+        // The next operation is newer than the note.
         meta.set_attr(USER, file, &set, None).expect("times");
         assert!(World::on(store.clone()).attr(file).change > noted.change);
         assert_eq!(meta.attr(file).expect("attr").mtime, future);

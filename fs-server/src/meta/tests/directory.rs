@@ -1,4 +1,4 @@
-//! Listings: cookies that stay good, and bounds.
+//! Listings of directories: cookies stay valid, and reads are bounded.
 
 use super::super::draft::Draft;
 use super::super::view::View;
@@ -118,7 +118,7 @@ fn replacing_and_exchanging_keep_the_cookie_of_a_name() {
 
 #[test]
 fn a_bucket_fills_its_slots_and_then_says_no() {
-    // Names with one hash cannot be had without the key; the same name is as good to the bucket.
+    // Without the key nobody can make different names with the same hash. For the bucket the same name many times does as well.
     let store = MemoryStore::new();
     let view = View::of_store(&store, HASH_KEY);
     let mut draft = Draft::new(view);

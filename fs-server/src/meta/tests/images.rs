@@ -1,4 +1,4 @@
-//! Images of pages: there with the batch that they belong to, gone with the one that makes them void, after any crash.
+//! Images of pages: after any crash an image is there if its batch is, and gone if a batch that voids it is there.
 
 use super::super::{
     CutStep, DataCommit, Images, MemoryStore, Meta, PageImage, REAP_BATCH_EXTENTS, RangeUpdate, StoredImage,
@@ -24,7 +24,7 @@ fn image(page: u64) -> PageImage {
     PageImage { page: FilePage(page), bytes: vec![page as u8 + 1; 100] }
 }
 
-/// Pages `[first, end)` get bytes, with images.
+/// Gives bytes to the pages `[first, end)`, with images.
 fn put(meta: &Meta, ino: InodeNo, first: u64, end: u64) {
     let ranges = vec![range(first, end, vec![extent(first, 1000 * ino.0 + first, end - first)])];
     let images = Images::Put((first..end).map(image).collect());
@@ -59,31 +59,31 @@ fn what_takes_bytes_from_pages_takes_their_images() {
     assert_eq!(world.meta.images(Some((ino, FilePage(8))), 3).expect("images"), [expected(9)]);
     world.assert_sound();
 
-    // Newer bytes of a page.
+    // A page gets newer bytes, and a newer image in place of the old one.
     put(&world.meta, ino, 4, 5);
     assert_eq!(pages(&world.meta), of(ino, 0..10));
-    // A hole, and space without bytes.
+    // A punched page loses its image, and so does a page that is only reserved now.
     let commit = |ranges| DataCommit::of_ranges(ino, ranges, 10 * PAGE_SIZE_U64);
     world.meta.commit_data(&[commit(vec![range(2, 4, vec![])])]).expect("punch");
     assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 5, 6, 7, 8, 9]));
     let unwritten = Extent { state: ExtentState::Unwritten, ..extent(5, 1000 * ino.0 + 5, 1) };
     world.meta.commit_data(&[commit(vec![range(5, 6, vec![unwritten])])]).expect("zero");
     assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6, 7, 8, 9]));
-    // A cut in the midst of a page, with its region and without.
+    // A cut in the midst of a page, once with a commit and once without.
     let set = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let cut = DataCommit::of_ranges(ino, vec![range(9, u64::MAX, vec![])], 9 * PAGE_SIZE_U64 - 1);
     world.meta.set_attr(ROOT_USER, ino, &set(9 * PAGE_SIZE_U64 - 1), Some(cut)).expect("cut");
     assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6, 7, 8]));
     world.meta.set_attr(ROOT_USER, ino, &set(7 * PAGE_SIZE_U64), None).expect("cut");
     assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6]));
-    // A commit that says nothing of images leaves them: its ranges give bytes only.
+    // A commit with no images to put keeps the images there are, and its new pages have none.
     let more =
         DataCommit { images: Images::Put(vec![]), ..commit(vec![range(9, 10, vec![extent(9, 9, 1)])]) };
     world.meta.commit_data(&[more]).expect("commit");
     assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6]));
     world.assert_sound();
 
-    // Written back: all of this file's and nobody else's.
+    // A write-back drops all images of its file and none of others.
     let other = world.file(ROOT, "other");
     put(&world.meta, other, 0, 2);
     let drop_all = DataCommit { images: Images::Drop, ..DataCommit::of_ranges(ino, vec![], 10) };
@@ -125,7 +125,7 @@ fn an_image_of_more_than_a_page_is_refused_and_a_stray_one_told() {
     let commit =
         |image| DataCommit { images: Images::Put(vec![image]), ..DataCommit::of_ranges(ino, vec![], 0) };
     assert_eq!(world.meta.commit_data(&[commit(large)]), Err(Status::Invalid));
-    // Nobody makes such a commit.
+    // A server never makes this commit: an image of a page that the file does not have.
     world.meta.commit_data(&[commit(image(3))]).expect("commit");
     let survey = Survey::of(&*world.store, HASH_KEY, u64::MAX).expect("survey");
     let problems: Vec<_> = survey.problems.iter().map(|problem| problem.kind.name()).collect();
@@ -135,7 +135,7 @@ fn an_image_of_more_than_a_page_is_refused_and_a_stray_one_told() {
     world.assert_sound();
 }
 
-/// A log that ends anywhere: a sync's images, mapping and length are there together or not at all.
+/// Wherever the log ends: the images, the mapping and the length of a sync are there together or not at all.
 #[test]
 fn a_torn_log_has_all_of_a_sync_or_nothing() {
     let directory = tempfile::tempdir().expect("directory");
@@ -203,8 +203,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// After any number of batches there is an image of no page without bytes, and one of each page that was put last with
-    /// one.
+    /// After any number of batches exactly those pages have an image whose bytes were last put with one.
     #[test]
     fn any_prefix_of_batches_has_the_images_of_its_pages(steps in prop::collection::vec(step(), 1..30)) {
         let store = Arc::new(MemoryStore::new());

@@ -103,7 +103,7 @@ fn marks_forbid_attributes() {
         mark(&world, file, InodeFlags::NO_DUMP.with(InodeFlags::NO_ATIME, true));
         assert!(!world.attr(file).forbids(&set), "{set:?}");
     }
-    // What nobody may set by hand stays as it is.
+    // Flags that no caller may set stay as they are.
     let all = SetAttr { flags: Some(InodeFlags(u32::MAX)), ..none };
     assert_eq!(world.meta.set_attr(USER, file, &all, None).expect("set").flags, InodeFlags::SETTABLE);
 }

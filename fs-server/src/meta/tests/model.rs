@@ -1,4 +1,5 @@
-//! The same random operations on the reference model (`cuttlefs_reference`), every answer and the whole tree compared, on both stores.
+//! The same random operations on metadata and on the reference model (`cuttlefs_reference`): every answer and the whole tree are compared, on both
+//! stores.
 
 use super::super::{DataCommit, NoteData, Operation, RangeUpdate};
 use super::super::{DiskOptions, DiskStore};
@@ -14,12 +15,12 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Steps between comparisons of everything.
+/// Steps between two comparisons of the whole tree.
 const COMPARE_EVERY: usize = 8;
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b".."];
 const TARGET: &[u8] = b"target";
 
-/// An operation by places: inodes by the order in which they were made, names by index.
+/// An operation whose inodes are numbered in the order in which they were made, and whose names are indexes.
 #[derive(Clone, Debug)]
 enum Step {
     Make { parent: usize, name: usize, kind: FileKind, sticky: bool },
@@ -41,7 +42,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let ino = || 0usize..24;
-    // Mostly the first directories, so that trees grow deep.
+    // Mostly the first directories are chosen, so that trees grow deep.
     let parent = || prop_oneof![8 => 0usize..3, 1 => 0usize..24];
     let name = || prop_oneof![60 => 0usize..3, 2 => Just(3usize), 1 => Just(4usize)];
     let kind = prop_oneof![
@@ -80,12 +81,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is known of a file's data: the store keeps its mapping, whatever its bytes are.
+/// The part of a file's data that metadata knows: its sizes and its mapping, not its bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Data {
     live_size: u64,
     durable_size: u64,
-    /// Pool pages of file pages.
+    /// The pool page of each mapped file page.
     pages: BTreeMap<u64, u64>,
 }
 
@@ -99,7 +100,7 @@ fn is_open(ino: InodeNo) -> bool {
 
 type Answer = Result<(), Status>;
 
-/// An inode that just came to be is open if it is one that is, and as long as it is.
+/// Sets the model's state of a new inode: it is open if `is_open` says so.
 fn made(node: &mut Node, ino: InodeNo) {
     node.opens = usize::from(is_open(ino));
     if node.kind == FileKind::Symlink {
@@ -108,7 +109,7 @@ fn made(node: &mut Node, ino: InodeNo) {
     (node.more.live_size, node.more.durable_size) = (node.size(), node.size());
 }
 
-/// Both, side by side.
+/// Metadata and the model, side by side.
 struct Pair {
     world: World,
     model: Model,
@@ -300,7 +301,7 @@ impl Pair {
                 let mut extents = Vec::new();
                 let mut at = *first;
                 for len in lens {
-                    // Now and then a gap in the pool, so that some join and some do not.
+                    // Now and then the pool pages have a gap, so that some extents join and some do not.
                     self.next_pool_page += u64::from(len % 2 == 0);
                     extents.push(Extent {
                         file_page: FilePage(at),
@@ -319,7 +320,7 @@ impl Pair {
                         let data = &mut model.node_mut(ino).more;
                         let was_live = data.live_size != data.durable_size;
                         data.durable_size = *size;
-                        // Without live data the commit is all that is known.
+                        // If the file had no live data, the commit sets its live size.
                         if !was_live {
                             data.live_size = *size;
                         }
@@ -351,7 +352,7 @@ impl Pair {
         assert_eq!(real, expected, "{step:?}");
     }
 
-    /// Everything that can be seen of the world, against the model.
+    /// Compares the whole tree with the model.
     fn compare(&self, durable: bool) {
         let world = if durable { &World::on(self.world.store.clone()) } else { &self.world };
         assert_eq!(check(&*world.store, HASH_KEY).expect("records parse"), []);
@@ -409,7 +410,7 @@ fn walk(store: Arc<dyn Store>, steps: &[Step]) {
     let mut pair = Pair::new(store);
     for (index, step) in steps.iter().enumerate() {
         pair.run(step);
-        // What one step breaks a later one may remove.
+        // A later step may hide what an earlier one broke, so the comparison is repeated often.
         if index % COMPARE_EVERY == 0 {
             pair.compare(false);
         }
@@ -427,7 +428,7 @@ proptest! {
 }
 
 proptest! {
-    // A case on disk costs as much as ten in memory; `PROPTEST_CASES` scales both.
+    // A case on disk takes as long as ten in memory; `PROPTEST_CASES` scales both.
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 10))]
 
     #[test]

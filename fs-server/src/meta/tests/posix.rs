@@ -225,7 +225,7 @@ fn a_file_made_without_a_name_is_an_orphan_until_it_gets_one() {
     assert_eq!((world.attr(directory), world.names(directory)), (before, vec![]), "no entry was made");
     assert_eq!(world.meta.orphans(), [attr.ino]);
     world.assert_sound();
-    // It is there for the next start of the server, which knows it for an orphan.
+    // The file without a name is there at the next start, which finds it as an orphan.
     let next = World::on(world.store.clone());
     assert_eq!((next.meta.orphans(), next.meta.inode_count()), (vec![attr.ino], 3));
 
@@ -273,7 +273,7 @@ fn rename_replaces_by_type() {
     assert_eq!((world.attr(a).mtime, world.attr(b).mtime), (after.ctime, after.ctime));
     assert_eq!((world.attr(a).ctime, world.attr(b).ctime), (after.ctime, after.ctime));
     assert_eq!(world.meta.lookup(b, b"other").map(|attr| attr.ino), Ok(file));
-    // An empty directory gives way, and the root loses one subdirectory.
+    // The target, an empty directory, is replaced, and the root has one subdirectory less.
     go((ROOT, "b"), (ROOT, "a")).expect("rename");
     assert_eq!(world.attr(ROOT).nlink, 3);
     assert_eq!(world.names(ROOT), ["a"]);
@@ -362,7 +362,7 @@ fn set_attr_sets_what_it_is_told() {
 #[test]
 fn chown_drops_set_id_bits() {
     let world = World::new();
-    // As on Linux: for root as for others; the set-group-id bit of what its group may not run stays for who is in that group.
+    // As on Linux, these apply to root as well. If the group may not execute the file, the set-group-id bit stays for callers in that group.
     let cases: [(Caller, u16, u16); 6] = [
         (USER, 0o6755, 0o755),
         (USER, 0o6745, 0o2745),
@@ -378,7 +378,7 @@ fn chown_drops_set_id_bits() {
         let chown = SetAttr { gid: Some(7), ..SetAttr::default() };
         let attr = world.meta.set_attr(caller, file, &chown, None).expect("chown");
         assert_eq!((attr.mode, attr.gid), (after, 7), "case {index}");
-        // A mode that comes along is the kernel's word.
+        // The mode of the same request is set as given: the kernel has decided it.
         let both = SetAttr { uid: Some(9), mode: Some(0o6755), ..SetAttr::default() };
         assert_eq!(world.meta.set_attr(caller, file, &both, None).map(|attr| attr.mode), Ok(0o6755));
     }
@@ -416,7 +416,7 @@ fn extended_attributes_of_any_size() {
         set(&format!("user.many{index}"), b"", XattrMode::Any).expect("set");
     }
     assert_eq!(set("user.more", b"", XattrMode::Any), Err(Status::NoSpace));
-    // Or as many as their list has room for: 64 KiB, as on Linux.
+    // Or until their list of names takes 64 KiB, the bound of Linux.
     let long = world.file(ROOT, "long");
     let set = |index: usize| {
         let name = format!("user.{index:0250}");
@@ -434,7 +434,7 @@ fn extended_attributes_of_any_size() {
 
 #[test]
 fn an_attribute_is_read_whole_while_it_is_replaced() {
-    // On a disk, where scans see a batch in part; the twin's lock hides that.
+    // On a disk, where a scan may see part of a batch; the lock of the store in memory prevents that.
     let directory = tempfile::tempdir().expect("directory");
     let store = DiskStore::open(&directory.path().join("meta"), DiskOptions::default());
     let store = Arc::new(store.expect("open"));
@@ -477,7 +477,7 @@ fn a_whiteout_takes_the_old_name() {
     assert_eq!((left.kind, left.rdev, left.mode, left.nlink), (FileKind::CharDevice, 0, 0, 1));
     assert_eq!(world.meta.lookup(ROOT, b"moved").expect("moved").ino, file);
     assert_eq!(world.meta.inode_count(), before + 1);
-    // Over a name, and over a whiteout of before; a number is used up each time.
+    // A rename over a name, and one over an earlier whiteout. Each whiteout uses an inode number.
     let other = world.file(directory, "other");
     assert!(other > left.ino);
     let keep = rename(&world, (directory, "other"), (directory, "file"), RenameMode::NoReplaceWhiteout);
@@ -486,7 +486,7 @@ fn a_whiteout_takes_the_old_name() {
     let second = world.meta.lookup(directory, b"other").expect("whiteout");
     assert!(second.kind == FileKind::CharDevice && second.ino > other);
     assert_eq!(world.file(directory, "next"), InodeNo(second.ino.0 + 1));
-    // Nothing is left by a rename that does nothing.
+    // A rename onto itself does nothing, and makes no whiteout.
     rename(&world, (directory, "file"), (directory, "file"), RenameMode::Whiteout).expect("rename");
     assert_eq!(world.meta.lookup(directory, b"file").expect("file").ino, other);
 }

@@ -1,9 +1,9 @@
 //! Power losses of a store that makes checkpoints and reuses their space all the time: flushed records are there afterwards.
 //!
-//! The test is told of each sync of the store's files. The contents of a file at the beginning of a sync are certain once the sync is
-//! answered. Of later writes any piece may be there or not, until the next sync is answered: by sectors, by pages, or by the pieces that
-//! a storage engine writes at once. The beginning of a write-out (`sync_file_range`) makes nothing certain. Images are made right before
-//! syncs, when most is uncertain.
+//! The store tells the test of each sync of its files. The bytes that a file had at the beginning of a sync are certain when the sync has ended. Any
+//! piece of later writes may be on the disk or not until the next sync has ended: a sector, a page, or as much as a storage engine writes at once.
+//! The beginning of a write-out (`sync_file_range`) makes nothing certain. Images of what a power loss may leave are made right before syncs, when
+//! most is uncertain.
 
 use super::crash::{copy_files, open, options};
 use super::{USER, World, format};
@@ -23,15 +23,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ROOT: InodeNo = InodeNo::ROOT;
 /// Files that are written after the store was opened.
 const FILES: [&str; 4] = ["records", "tail-0", "tail-1", "flushed"];
-/// Those that direct writes go to, if they were made ready.
+/// The files for direct writes, once the store has made them ready.
 const DIRECT: [&str; 2] = ["direct-0", "direct-1"];
-/// The one that takes the first one's place when it is made smaller, and the directory that says which is which.
+/// The name of the smaller file that replaces `records` when it shrinks, and the name under which syncs of the directory are told.
 const DRAFT: &str = "records.new";
 const DIRECTORY: &str = "meta";
-/// What a device may keep or lose as one: a sector, a page, and two sizes of an engine's own writes.
+/// Sizes in which a device may keep or lose writes: a sector, a page, and two sizes of an engine's own writes.
 const PIECES: [usize; 4] = [512, 4096, 64 << 10, 512 << 10];
 
-/// The file has so many pages now; those of the pool are its own for good, and those of every second file are only reserved.
+/// Maps the file's first `len` pages to pool pages that belong to it for good. In every second file the pages are only reserved.
 fn commit_pages(world: &World, ino: InodeNo, len: u64) {
     let state = if ino.0.is_multiple_of(2) { ExtentState::Written } else { ExtentState::Unwritten };
     let (file_page, pool_page) = (FilePage(0), PoolPage(ino.0 * 8));
@@ -40,7 +40,7 @@ fn commit_pages(world: &World, ino: InodeNo, len: u64) {
     world.meta.commit_data(&[DataCommit::of_ranges(ino, vec![range], len * PAGE_SIZE_U64)]).expect("commit");
 }
 
-/// Names and pages that come, move and go, with attributes. So many, that the store gives space out again and again.
+/// Makes, moves and removes names and pages, with attributes: so many that the store reuses its space again and again.
 fn churn(world: &World, random: &dyn Random, names: u64, steps: usize) {
     for _ in 0..steps {
         let name = |number: u64| format!("a file with a name of common length {number}");
@@ -70,7 +70,7 @@ fn churn(world: &World, random: &dyn Random, names: u64, steps: usize) {
     }
 }
 
-/// What a power loss may leave of a file: of the pieces that differ, some `kept_in_8` of eight are new.
+/// A file as a power loss may leave it. Of the pieces that differ, about `kept_in_8` of eight are new.
 fn torn(certain: &[u8], now: &[u8], piece: usize, kept_in_8: u64, random: &dyn Random) -> Vec<u8> {
     let keeps = || random.next_u64() % 8 < kept_in_8;
     let len = if keeps() { now.len() } else { certain.len() };
@@ -85,7 +85,7 @@ fn torn(certain: &[u8], now: &[u8], piece: usize, kept_in_8: u64, random: &dyn R
     image
 }
 
-/// A store's files, watched.
+/// A store's directory, and what is known of its files.
 struct Watch {
     at: PathBuf,
     images: PathBuf,
@@ -93,19 +93,19 @@ struct Watch {
     /// The last marker whose flush was answered.
     flushed: AtomicU64,
     files: Mutex<Watched>,
-    /// Number of the file that is called `records`, if nothing took its place.
+    /// Inode number of the file `records` at the beginning.
     inode: u64,
 }
 
 #[derive(Default)]
 struct Watched {
-    /// What is certain, and what will be if the sync under way is answered.
+    /// Bytes of each file that are certain, and bytes that will be certain when the sync under way ends.
     certain: BTreeMap<&'static str, Vec<u8>>,
     syncing: BTreeMap<&'static str, Vec<u8>>,
     syncs: BTreeMap<&'static str, u64>,
-    /// What took the place of `records` has it for good.
+    /// The file that replaced `records` is there under that name even after a power loss.
     is_renamed: bool,
-    /// Images, and the marker that must be in each.
+    /// Images, the last marker that must be in each, and how each was made.
     images: Vec<(PathBuf, u64, String)>,
 }
 
@@ -121,7 +121,7 @@ impl Watch {
         })
     }
 
-    /// Whether another file took the place of `records`, and may have lost it again after a power loss.
+    /// Whether another file replaced `records`, and a power loss might still undo that.
     fn is_renaming(&self, watched: &Watched) -> bool {
         let inode = fs::metadata(self.at.join("records")).expect("there").ino();
         inode != self.inode && !watched.is_renamed
@@ -131,25 +131,25 @@ impl Watch {
         fs::read(self.at.join(name)).expect("read")
     }
 
-    /// The files that are there.
+    /// The names of the files that exist.
     fn names(&self) -> impl Iterator<Item = &'static str> {
         FILES.into_iter().chain(DIRECT.into_iter().filter(|name| self.at.join(name).exists()))
     }
 
-    /// All files as they are, which is certain.
+    /// Notes that all files are certain as they are.
     fn begin(&self) {
         let now = self.names().map(|name| (name, self.read(name)));
         self.files.lock().certain.extend(now);
     }
 
-    /// The same of those that direct writes go to, which were made ready.
+    /// Notes the same for the files for direct writes, which the store has just made ready.
     fn begin_direct(&self) {
         let now = DIRECT.map(|name| (name, self.read(name)));
         self.files.lock().certain.extend(now);
     }
 
-    /// A flush as a worker does it, by a direct write; some are given up. Images are made with nothing of it written, and with
-    /// all of it, so that any of its pieces is there in some. Whoever can block does so where it takes that.
+    /// Flushes as a worker does, by a direct write, or by a blocking flush if the store asks for that. Gives up some of the direct writes. Images are
+    /// made when all of a direct write is in the file and none of it is certain, so that each image has some of its pieces.
     fn flush_directly(&self, world: &World, random: &dyn Random, direct: &mut u64) {
         let is_in = |one_of: u64| random.next_u64().is_multiple_of(one_of);
         loop {
@@ -177,7 +177,7 @@ impl Watch {
         }
     }
 
-    /// A sync of a file begins, or was answered.
+    /// Notes that a sync of a file began, or ended.
     fn told(&self, name: &'static str, is_done: bool) {
         let watched = &mut *self.files.lock();
         let known_as = if name == "records" && self.is_renaming(watched) { DRAFT } else { name };
@@ -198,7 +198,7 @@ impl Watch {
         }
     }
 
-    /// Makes an image of what a power loss may leave now.
+    /// Makes an image: files as a power loss may leave them now.
     fn lose(&self, what: &str) {
         let watched = &mut *self.files.lock();
         let marker = self.flushed.load(Ordering::Acquire);
@@ -229,20 +229,20 @@ impl Watch {
     }
 }
 
-/// What is done to a store.
+/// The work that is done on a store.
 #[derive(Clone, Copy)]
 struct Run {
     names: u64,
     steps: usize,
     rounds: u64,
-    /// Syncs for one image.
+    /// On average, one of so many syncs makes an image.
     one_in: u64,
     is_direct: bool,
-    /// Power losses behind one another: some images go through the same.
+    /// Power losses one after another: some images are the store of another run with one loss less.
     losses: u32,
 }
 
-/// Gives how many syncs of the checkpoint there were, and how many by direct writes, if there are any.
+/// Returns how many syncs of the checkpoint and how many direct writes there were.
 fn lose_power(seed: u64, run: Run) -> (u64, u64) {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
@@ -253,7 +253,7 @@ fn lose_power(seed: u64, run: Run) -> (u64, u64) {
     lose_power_at(path, seed, run, 0)
 }
 
-/// Of a store that has so many markers. Between its rounds it is killed, too: what was not synced then is in the page cache still.
+/// The same for an existing store with `known` markers. The store is killed between its two lives; unsynced bytes are still in the page cache then.
 fn lose_power_at(path: PathBuf, seed: u64, run: Run, known: u64) -> (u64, u64) {
     let watch = Watch::new(path.clone(), seed);
     watch.flushed.store(known, Ordering::Release);
@@ -277,7 +277,7 @@ fn lose_power_at(path: PathBuf, seed: u64, run: Run, known: u64) -> (u64, u64) {
         let world = World::on(store);
         for round in lives {
             churn(&world, &random, run.names, run.steps);
-            // It may be there from a life that flushed nothing of it.
+            // The marker may exist from a life that did not flush it.
             let _ = world.make(ROOT, &format!("flushed{round}"), NewNode::Directory);
             match run.is_direct {
                 true => watch.flush_directly(&world, &random, &mut direct),
@@ -296,7 +296,7 @@ fn lose_power_at(path: PathBuf, seed: u64, run: Run, known: u64) -> (u64, u64) {
             for known in 1..=*flushed {
                 found.meta.lookup(ROOT, format!("flushed{known}").as_bytes()).expect("a marker is there");
             }
-            // What is not flushed is there after a kill.
+            // A change that is not flushed is there after a kill.
             let _ = found.make(ROOT, "not flushed", NewNode::File);
         };
         let looked = std::panic::catch_unwind(|| {
@@ -319,13 +319,13 @@ fn lose_power_at(path: PathBuf, seed: u64, run: Run, known: u64) -> (u64, u64) {
 fn what_was_flushed_survives_a_power_loss_however_often_space_is_reused() {
     let run = Run { names: 1500, steps: 300, rounds: 60, one_in: 3, is_direct: false, losses: 1 };
     let (syncs, _) = lose_power(7, run);
-    // Two each: so often was what the one before had freed written over.
+    // A checkpoint takes two syncs, so the space that one freed was reused about twenty times.
     assert!(syncs > 40, "{syncs} syncs of the checkpoint");
 }
 
 #[test]
 fn what_a_direct_write_made_durable_survives_a_power_loss() {
-    // Little by little, so that both files are written over many times.
+    // Each flush has few changes, so that both files for direct writes are overwritten many times.
     let run = Run { names: 300, steps: 5, rounds: 500, one_in: 40, is_direct: true, losses: 1 };
     let (_, direct) = lose_power(1, run);
     assert!(direct > 300, "{direct} direct writes");
@@ -339,19 +339,19 @@ fn what_was_flushed_survives_three_power_losses_and_kills_between_them() {
     }
 }
 
-/// Names that stay, and others among them that go and leave an empty file.
+/// The number of names that stay, and how many others come with each, are removed, and leave room in the file.
 const KEPT: usize = 200;
 const GONE_FOR_ONE: usize = 19;
-/// Names that are in the log only.
+/// The number of names that are in the log only.
 const IN_LOG: usize = 3;
-/// A name that is made when it is smaller.
+/// A name that is made after the file was made smaller.
 const LATEST: &str = "the latest";
 
 fn kept_name(number: usize) -> String {
     format!("a name that stays {number}")
 }
 
-/// What must be there whenever power was lost, and that the store goes on from there: its file grows over what was cut off.
+/// Checks the names that must be there after the power loss, and that the store works on: its file grows again over the part that was cut off.
 fn look_at_shrunk(image: &std::path::Path) {
     let known = |world: &World| {
         world.assert_sound();
@@ -375,8 +375,8 @@ fn look_at_shrunk(image: &std::path::Path) {
     known(&World::on(open(image)));
 }
 
-/// Power losses at every sync while an opening makes the file of records smaller. Syncs of the `missing` file do nothing.
-/// Gives how many images there were, and what is wrong with those that are not as they must be.
+/// Loses power at every sync while an opening store makes the file of records smaller. Syncs of the file `missing` do nothing. Returns the number of
+/// images, and a message for each image that is not as it must be.
 fn lose_power_shrinking(seed: u64, missing: &'static str) -> (usize, Vec<String>) {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
@@ -409,7 +409,7 @@ fn lose_power_shrinking(seed: u64, missing: &'static str) -> (usize, Vec<String>
     let told = watch.clone();
     let observer = move |name: &'static str, is_done: bool| {
         if !is_done {
-            // All sizes of pieces, and all shares that are kept, in some images.
+            // Some images have each size of pieces and each share of kept ones.
             (0..PIECES.len()).for_each(|_| told.lose(name));
         }
         if name != missing {
@@ -418,7 +418,7 @@ fn lose_power_shrinking(seed: u64, missing: &'static str) -> (usize, Vec<String>
     };
     let options = DiskOptions { give_back_least_bytes: 1 << 20, ..options() };
     let store = DiskStore::open_observed(&path, options, Box::new(observer)).expect("open");
-    // What is lost with a log that a checkpoint in the new file made superfluous.
+    // This name is lost if a power loss brings the old file back: a checkpoint in the new file has emptied the log.
     let world = World::on(Arc::new(store));
     world.make(ROOT, LATEST, NewNode::File).expect("make");
     world.meta.flush().expect("flush");
@@ -447,13 +447,13 @@ fn a_power_loss_while_the_file_is_made_smaller_harms_nothing() {
 #[test]
 fn a_sync_that_is_missing_while_the_file_is_made_smaller_is_found() {
     for missing in [DRAFT, DIRECTORY] {
-        // Where images are made depends on threads, so that one seed may show nothing.
+        // Threads decide where images are made, so a single seed may show nothing.
         let is_found = (3..13).any(|seed| !lose_power_shrinking(seed, missing).1.is_empty());
         assert!(is_found, "all images are as if syncs of {missing} were not missing");
     }
 }
 
-/// `SEEDS=20` for more of them.
+/// The environment variable `SEEDS` sets the number of seeds.
 #[test]
 #[ignore = "long"]
 fn a_hundred_thousand_names_survive_power_losses() {

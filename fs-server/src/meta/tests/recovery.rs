@@ -1,5 +1,5 @@
-//! Recovery at a start: the table "Recovery, whole" of docs/log.md, row by row. Each case makes the state of its row on a disk, and opens it.
-//! The pool's pages of a row are tested in `files::tests` and `pool::sums::tests`, the metadata here.
+//! Recovery at a start: the table "Recovery, whole" of docs/log.md, row by row. Each case makes the state of its row on a disk, and opens it. Rows
+//! about the pool's pages are tested in `files::tests` and `pool::sums::tests`; here is the metadata.
 
 use super::super::disk_store::made::{self, DIRECT, LIFE, TAILS, record, tail};
 use super::super::{
@@ -11,7 +11,7 @@ use crate::meta::{Answer, Caller, RequestId};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, PoolPage, SlotIndex};
 use std::path::{Path, PathBuf};
 
-/// The rows, and their cases.
+/// The rows of the table, each with its test.
 const TABLE: &[(&str, fn())] = &[
     ("a header of another version", a_header_of_another_version),
     ("no header in either file", no_header_in_either_file),
@@ -46,7 +46,7 @@ fn the_table_in_the_documents_is_this_one() {
     assert_eq!(rows, TABLE.iter().map(|(found, _)| *found).collect::<Vec<_>>());
 }
 
-/// A store on the disk whose checkpoint has batches 1 and 2, and nothing is known of what was durable.
+/// A store on disk whose checkpoint has the batches 1 and 2, without the file that says which batches were durable.
 struct Made {
     directory: tempfile::TempDir,
 }
@@ -57,12 +57,12 @@ fn batch(number: u64) -> Batch {
     batch
 }
 
-/// A batch of this life.
+/// A record of the log with a whole batch, in the life of the test's log.
 fn whole(number: u64) -> Vec<u8> {
     record(LIFE, 0, number, &batch(number))
 }
 
-/// Numbers of the batches that were put.
+/// The numbers of the batches that the store has, in order.
 fn numbers(store: &DiskStore) -> Vec<u8> {
     let mut found = Vec::new();
     let visit: crate::meta::Visitor<'_> = &mut |key, value| {
@@ -103,8 +103,8 @@ impl Made {
         std::fs::read(self.file(name)).expect("read")
     }
 
-    /// A start finds batches up to this one, and one that it puts behind them, with their next number, is there for starts to come, and nothing
-    /// else that was found in the files.
+    /// Checks that a start finds exactly the batches up to `last`, and that later starts find these and the two batches that are committed behind
+    /// them, and nothing else from the files.
     fn opens_with(&self, last: u8) {
         let mut expected: Vec<u8> = (1..=last).collect();
         let store = open(self.at());
@@ -174,7 +174,7 @@ fn a_header_rotten_in_one() {
 fn an_old_record() {
     let of_another = record(LIFE ^ 6, 0, 3, &batch(99));
     Made::new(&[(TAILS[0], tail(LIFE, std::slice::from_ref(&of_another)))]).opens_with(2);
-    // One that the checkpoint has, with what nobody wrote: it is not looked at. In front of new ones, and behind them.
+    // A record of a batch that is in the checkpoint is skipped, whatever its bytes are, both in front of new records and behind them.
     let had = record(LIFE, 0, 2, &batch(99));
     Made::new(&[(TAILS[0], tail(LIFE, &[had.clone(), whole(3), of_another, had]))]).opens_with(3);
 }
@@ -209,7 +209,7 @@ fn the_next_number_is_missing_and_was_not_durable() {
     ] {
         Made::new(&[(name, bytes)]).opens_with(3);
     }
-    // Numbers are given out again: what is behind the gap would follow the first of them.
+    // The next server gives the missing numbers out again, so a record behind the gap would follow one of its batches if it were kept.
     Made::new(&[(TAILS[0], tail(LIFE, &[whole(3)])), (TAILS[1], tail(LIFE, &[later(5)]))]).opens_with(3);
     Made::new(&[(TAILS[0], tail(LIFE, &[whole(3)])), (DIRECT[0], made::direct(&[later(5)]))]).opens_with(3);
     Made::new(&[(DIRECT[0], made::direct(&[whole(4), whole(5)]))]).opens_with(2);
@@ -226,7 +226,7 @@ fn the_next_number_is_missing_and_was_durable() {
         let why = Made::new(&files).refused();
         assert!(why.contains("is damaged in meta/tail-*"), "{why}");
     }
-    // The last one rotted, and nothing behind it says so.
+    // The last durable batch rotted, and only the file `flushed` says so.
     let made = Made::new(&[]);
     let store = open(made.at());
     store.commit(batch(3)).expect("commits");
@@ -240,7 +240,7 @@ fn the_next_number_is_missing_and_was_durable() {
 #[test]
 fn all_in_one_tail() {
     let log = tail(LIFE, &[whole(3), whole(4)]);
-    // A kill cut the last one off; behind it are zeros, or what a checkpoint has.
+    // A kill cut the last record off. Behind it are zeros, or an old record that the checkpoint has.
     let fifth = whole(5);
     for cut in (0..fifth.len()).step_by(7) {
         for behind in [vec![], vec![0; 4096], whole(1)] {
@@ -267,7 +267,8 @@ fn all_in_one_tail_and_then_in_the_other() {
         let store = open(made.at());
         assert_eq!(numbers(&store), [1, 2, 3, 4, 5]);
         assert_eq!([made.life(0), made.life(1)], [Some(LIFE); 2]);
-        // The checkpoint that was begun has those of the older file only: the newer one's stay in the log, which goes on in it.
+        // The checkpoint that the start began has the batches of the older file only. Those of the newer file stay in the log, and the log goes on in
+        // that file.
         store.commit(batch(6)).expect("commits");
         while store.figures().since_checkpoint > 1000 {
             std::thread::yield_now();
@@ -282,7 +283,7 @@ fn all_in_one_tail_and_then_in_the_other() {
 
 #[test]
 fn anything_else() {
-    // What was promised is in a direct write only; or the log's records are where no process puts them.
+    // A durable batch is in a direct write only; or the log's records are in an order that no server writes.
     for files in [
         [(TAILS[0], tail(LIFE, &[whole(3)])), (DIRECT[0], made::direct(&[whole(4)]))],
         [(TAILS[0], tail(LIFE, &[whole(3), whole(5)])), (TAILS[1], tail(LIFE, &[whole(4)]))],
@@ -299,7 +300,7 @@ fn anything_else() {
     }
 }
 
-/// What a kill leaves of a file system in which `run` did something behind a checkpoint.
+/// A file system after a kill: `run` changed it after a checkpoint.
 fn killed(run: impl FnOnce(&World)) -> (tempfile::TempDir, World) {
     let directory = tempfile::tempdir().expect("directory");
     let (first, copy) = (directory.path().join("first"), directory.path().join("copy"));
@@ -312,7 +313,7 @@ fn killed(run: impl FnOnce(&World)) -> (tempfile::TempDir, World) {
     (directory, World::on(open(&copy)))
 }
 
-/// Page 0 of the file is page 40 of the pool.
+/// Makes a file whose page 0 is page 40 of the pool.
 fn with_a_page(world: &World, images: Images) -> InodeNo {
     let ino = world.file(InodeNo::ROOT, "file");
     let range = RangeUpdate { first: FilePage(0), end: FilePage(1), extents: vec![extent(0, 40, 1)] };
@@ -339,7 +340,7 @@ fn a_checkpoint_with_map_and_tally() {
         world.store.settle().expect("settles");
     });
     assert_eq!((world.meta.inode_count(), named_pages(&world)), (2, vec![40]));
-    // With what the log changes of both.
+    // The log changes both the map and the tally.
     let (_directory, world) = killed(|world| {
         with_a_page(world, Images::Follow);
         world.store.settle().expect("settles");

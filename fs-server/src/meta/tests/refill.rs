@@ -1,6 +1,6 @@
-//! A small file system filled with names, emptied and filled again: new names get the room of deleted ones.
+//! A small file system is filled with names, emptied and filled again: new names get the room of deleted ones.
 //!
-//! The file system is a real one, of memory, so these tests need root; for other users they do nothing.
+//! It is a tmpfs that the test mounts, so these tests need root; for other users they do nothing.
 
 use super::super::{DiskOptions, DiskStore, Operation};
 use super::{World, format};
@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const ROOT: InodeNo = InodeNo::ROOT;
-/// So often a name is refused, and comes again after this time, before nobody waits any longer: what was removed leaves room
-/// in the checkpoint after it, which comes within a second.
+/// How often in a row a name is refused before the test takes the file system for full. It waits `REFUSED_WAIT` after each refusal: the room of
+/// deleted names is free after the next checkpoint, which is made within a second.
 const REFUSALS_MAX: usize = 30;
 const REFUSED_WAIT: Duration = Duration::from_millis(100);
 
-/// A file system with so much space.
+/// A mounted file system of the size that `new` was told; unmounted when dropped.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -55,7 +55,7 @@ impl Drop for Small {
     }
 }
 
-/// Makes names until no more are taken.
+/// Makes names until the file system is full.
 fn fill(world: &World, round: usize, value: &[u8], names: &mut Vec<String>) {
     let mut refusals = 0;
     for number in 0.. {
@@ -79,7 +79,7 @@ fn fill(world: &World, round: usize, value: &[u8], names: &mut Vec<String>) {
     }
 }
 
-/// Fills it, removes all names but one of so many, and so on.
+/// Fills the file system, removes all names but one in `one_stays_of` (all if that is 0), and does so four times.
 fn refill(size: &str, value: &[u8], one_stays_of: usize, restarts: bool) {
     let Some(small) = Small::new(size) else { return };
     let store = small.open();

@@ -1,4 +1,4 @@
-//! Damage of each kind is found and repaired, and the store is clean then; also if every repair is cut off.
+//! Damage of each kind is found and repaired, and the store is clean then, also if the repair was interrupted after any of its batches.
 
 use super::around::Around;
 use super::*;
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicUsize;
 const POOL_PAGES: u64 = 1000;
 const NOW: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
 
-/// Numbers of what is in the tree.
+/// A store, and the inode numbers of the files in it.
 struct Tree {
     store: Arc<MemoryStore>,
     file: InodeNo,
@@ -23,7 +23,7 @@ struct Tree {
     link: InodeNo,
 }
 
-/// /outer/inner/file, /other, /link -> target; both files have pages, /other an attribute in pieces.
+/// Makes `/outer/inner/file`, `/other` and `/link -> target`. Both files have pages, and `/other` has an attribute in pieces.
 fn tree() -> Tree {
     let store = Arc::new(MemoryStore::new());
     format(&*store);
@@ -84,7 +84,7 @@ fn claim(store: &dyn Store, ino: InodeNo, file_page: u64, pool_page: u64, len_pa
     put(store, &key::extent(ino, FilePage(file_page)), record::encode(&extent));
 }
 
-/// A store whose commits fail after some.
+/// A store whose commits fail after the first `left`.
 struct Failing<'a> {
     store: &'a MemoryStore,
     left: AtomicUsize,
@@ -105,7 +105,7 @@ impl Around for Failing<'_> {
     }
 }
 
-/// Damage, what must be found of it first, and what must hold after the repair.
+/// The name of a case, the problem that must be found first, a function that damages the store, and one that checks it after the repair.
 type Case = (&'static str, ProblemKind, fn(&Tree), fn(&Tree, &World));
 
 fn found_by_number(world: &World, ino: InodeNo) -> bool {
@@ -113,7 +113,7 @@ fn found_by_number(world: &World, ino: InodeNo) -> bool {
     world.meta.lookup(lost, format!("#{ino}").as_bytes()).is_ok_and(|attr| attr.ino == ino)
 }
 
-/// A page of the other file gets an image.
+/// Gives an image to a page of `/other`.
 fn put_image(tree: &Tree, page: u64) {
     let image = record::encode(&BytesRecord { bytes: b"an image" });
     put(&*tree.store, &key::image(tree.other, FilePage(page)), image);
@@ -242,7 +242,7 @@ fn cases() -> Vec<Case> {
             Kind::PoolOverlap,
             |tree| claim(&*tree.store, tree.other, 0, 104, 8),
             |tree, world| {
-                // The older file keeps the four pages; the other has a hole there.
+                // The older file keeps the four pages, and the other gets a hole there.
                 let extents = world.meta.extents(tree.other).expect("extents");
                 assert_eq!(extents[0], extent(4, 108, 4));
                 assert_eq!(world.attr(tree.file).allocated_bytes, 20 * 4096);

@@ -1,4 +1,4 @@
-//! A store that has no room: operations that add records are refused, those that remove some are not.
+//! A store without room: operations that add records are refused, those that remove records are not.
 
 use super::super::{Batch, DataCommit, MemoryStore, Operation, RangeUpdate, Store, StoreError};
 use super::around::Around;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const ROOT: InodeNo = InodeNo::ROOT;
 
-/// Says that it has no room, or takes no batch at all.
+/// A store that says it has no room (`is_short`), or fails every commit (`is_full`).
 #[derive(Default)]
 struct Short {
     inner: MemoryStore,
@@ -61,7 +61,7 @@ fn without_room_only_what_adds_is_refused() {
     assert_eq!(set(two), Err(Status::NoSpace));
     let link = Operation::Link { ino: one, parent: ROOT, name: b"link" };
     assert_eq!(world.run(&link).map(drop), Err(Status::NoSpace));
-    // Data that was accepted, and all that takes away.
+    // Still possible: data that was accepted before, and all operations that remove something.
     let update = RangeUpdate { first: 0.into(), end: 2.into(), extents: vec![extent(0, 5, 2)] };
     world.meta.commit_data(&[DataCommit::of_ranges(two, vec![update], 8192)]).expect("write-back goes on");
     world.run(&Operation::RemoveXattr { ino: one, name: b"user.a" }).expect("an attribute goes");
@@ -77,7 +77,7 @@ fn without_room_only_what_adds_is_refused() {
     world.meta.flush().expect("it is synced");
     store.is_short.store(false, Ordering::Relaxed);
     world.file(ROOT, "three");
-    // Not a byte: nothing is done, and it is no damage.
+    // The log has no room for a single batch: the operation is not done, and nothing is damaged.
     store.is_full.store(true, Ordering::Relaxed);
     assert_eq!(world.unlink(ROOT, "three").err(), Some(Status::NoSpace));
     store.is_full.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Bits that rot in the files below the store: a read gives the stored value or an error, never something else.
+//! Bits rot in the store's files: a read returns the stored value or an error, never something else.
 
 use super::format;
 use crate::meta::{Batch, Direction, DiskOptions, DiskStore, Store};
@@ -69,7 +69,7 @@ fn a_flipped_bit_is_an_error_or_changes_nothing() {
             .collect();
         let path = &files[random.next_u64() as usize % files.len()];
         let mut bytes = fs::read(path).expect("read");
-        // Where there is something: the files are zeros for the most part.
+        // The bit is in a byte that is not zero: the files are zeros for the most part.
         let used: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
         if used.is_empty() {
             continue;

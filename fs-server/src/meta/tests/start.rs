@@ -1,4 +1,4 @@
-//! The bytes that a start reads: no more for more files.
+//! The number of records that a start reads does not grow with the number of files.
 
 use super::super::{
     DataCommit, Direction, DiskOptions, DiskStore, Plane, RangeUpdate, Store, StoreError, Visitor,
@@ -10,10 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Extents of a file.
+/// Extents of each file.
 const EXTENTS: u64 = 20;
 
-/// A store that counts the records it gives.
+/// A store that counts the records that it returns.
 struct Counting {
     inner: DiskStore,
     given: AtomicU64,
@@ -50,7 +50,7 @@ impl Around for Counting {
     }
 }
 
-/// Records that a start reads of a file system with so many files, and the pages it finds in use.
+/// Starts a server of a file system with so many files. Returns the number of records that it reads, and of pool pages that it finds in use.
 fn read_by_a_start(files: u64) -> (u64, u64) {
     let directory = tempfile::tempdir().expect("a directory");
     {
@@ -81,7 +81,7 @@ fn read_by_a_start(files: u64) -> (u64, u64) {
     (given, used)
 }
 
-/// `found/poc_growth.py`: a start took as long as there were inodes and extents.
+/// Once, a start took longer the more inodes and extents there were.
 #[test]
 fn a_start_reads_no_more_where_there_is_more() {
     let (few, some_pages) = read_by_a_start(10);

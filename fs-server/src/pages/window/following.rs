@@ -1,16 +1,18 @@
-//! A window follows the residency table: changes wait until there are some, and are pointed with one call.
+//! A window follows the residency table: changes are collected, and many are pointed with one call.
 //!
 //! # How it works
-//! A page that gets a frame is shown some time after its entry names the frame; until then the window shows magic, which is never wrong. A page that
-//! loses its frame is hidden some time after its entry has moved; until then the *frame* waits here and not on the free list, so that what the window
-//! shows is the page as it was, which the moved entry tells the initiator not to believe. Who finds no free frame, and who has evicted, points what waits.
+//! A page that gets a frame is shown some time after its entry names the frame. Until then the window shows magic, which is never wrong. A page that
+//! loses its frame is hidden some time after its entry has moved. Until then the *frame* waits here, and not on the free list. So the window shows
+//! the page as it was, and the moved entry tells the initiator not to accept that. The waiting changes are pointed when a request finds no free
+//! frame, and after an eviction.
 //!
 //! # Invariants
-//! * A frame that a window shows is owned by the page that the window shows it for, or waits here (invariant 1 of pages).
-//! * A page that waits to be hidden is hidden before it gets another frame: else its old bytes would be READ under its new entry.
+//! * A frame that a window shows for a page is owned by that page, or waits here (invariant 1 of pages).
+//! * A page that waits to be hidden is hidden before it gets another frame. Otherwise its old bytes would be READ under its new entry.
 //!
 //! # Failure
-//! A window that is lost is closed, whereupon nothing is shown and no frame waits any more. It is said once; the pinned frames serve on.
+//! A window that is lost is closed: then it shows nothing, and no frame waits any more. That is logged once, and the server goes on with pinned
+//! frames.
 
 use super::{PageWindow, Pointed};
 use crate::pages::frames::Frames;
@@ -18,10 +20,10 @@ use cuttlefs_common::ids::{FrameIndex, PoolPage};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Changes of one call: enough that a flush of the IOTLB, or a call, is shared by many pages; few enough that the frames that wait are not missed.
+/// Changes of one call: enough that many pages share a flush of the IOTLB, or a call; and so few that the frames that wait are not missed.
 const BATCH: usize = 64;
 
-/// A window with the changes that it has yet to show.
+/// A window, with the changes that it does not show yet.
 #[derive(Debug)]
 pub(in crate::pages) struct Following {
     window: Box<dyn PageWindow>,
@@ -31,9 +33,9 @@ pub(in crate::pages) struct Following {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// In order.
+    /// The changes, in order.
     changes: Vec<Pointed>,
-    /// Of these, pages to be hidden, with the frames that are free then.
+    /// The pages among these that are to be hidden, with the frames that are free after that.
     leaving: Vec<(PoolPage, FrameIndex)>,
     is_lost: bool,
 }
@@ -43,7 +45,7 @@ impl Following {
         Self { window, frames, waiting: Mutex::new(Waiting::default()) }
     }
 
-    /// Before a page's entry names a frame. Under its block lock, as all that names a page here.
+    /// Called before a page's entry names a frame. Like all functions here that name a page, under the page's block lock.
     pub(in crate::pages) fn before_publish(&self, page: PoolPage) {
         let mut waiting = self.waiting.lock();
         if waiting.leaving.iter().any(|(leaving, _)| *leaving == page) {
@@ -51,17 +53,17 @@ impl Following {
         }
     }
 
-    /// A page's entry names this frame now.
+    /// Called after a page's entry names this frame.
     pub(in crate::pages) fn show(&self, page: PoolPage, frame: FrameIndex) {
         self.push(Pointed { page, frame: Some(frame) }, None);
     }
 
-    /// A page's entry names this frame no longer. The frame is free once the window does not show it.
+    /// Called after a page's entry has stopped naming this frame. The frame is free once the window does not show it.
     pub(in crate::pages) fn hide(&self, page: PoolPage, frame: FrameIndex) {
         self.push(Pointed { page, frame: None }, Some(frame));
     }
 
-    /// Points what waits.
+    /// Points all waiting changes.
     pub(in crate::pages) fn settle(&self) {
         self.point(&mut self.waiting.lock());
     }

@@ -1,14 +1,14 @@
 //! Windows by kmod-iommu: addresses of one PCI device that stay, while the IOMMU's entry behind each of them changes.
 //!
 //! # How it works
-//! A window of the module has up to 2^20 pages, so a pool has one for each 4 GiB, each an open `/dev/cuttlefs_iommu`. The arena of all is the frames'
-//! memory. `IommuWindow::export` gives their dma-bufs, which the device's driver registers once.
+//! A window of the module has at most 2^20 pages, so a pool has one window for each 4 GiB, each of which is an open `/dev/cuttlefs_iommu`. The arena
+//! of all windows is the frames' memory. `IommuWindow::export` returns their dma-bufs, which the device's driver registers once.
 //!
-//! The kernel may take a page from its frame (swap, migration): the module shows magic there from then on, until the page is shown again.
+//! The kernel may take a page from its frame (swap, migration). Then the module shows magic there until the page is shown again.
 //!
 //! # Failure
-//! An error of the module's (the device lost its driver, the IOMMU refused an entry) ends the windows: closing the files makes every
-//! page gone, whatever state they are in.
+//! An error of the module (the device lost its driver, the IOMMU refused an entry) ends the windows: closing the files hides all pages, whatever
+//! state they are in.
 
 use super::iommu_sys::{self, Arena, Entry, GONE, MAX_ARENA_PAGES, MAX_PAGES, Place};
 use super::{PageWindow, Pointed, WindowLost};
@@ -23,16 +23,16 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Where the module is.
+/// Path of the module's device.
 pub const DEVICE: &str = "/dev/cuttlefs_iommu";
-/// Windows of a pool: a TiB of it. Each takes 4 bytes for each frame and 36 for each of its pages.
+/// Most windows of a pool: for 1 TiB. Each takes 4 bytes for each frame and 36 bytes for each of its pages.
 const MAX_WINDOWS: u64 = 256;
 
-/// A PCI device, as /sys/bus/pci/devices has it: SEGMENT:BUS:DEVICE.FUNCTION, in hexadecimal.
+/// The address of a PCI device, as in /sys/bus/pci/devices: SEGMENT:BUS:DEVICE.FUNCTION, in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciAddress(Place);
 
-/// What is no PCI device's address.
+/// A text that is not the address of a PCI device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no address of a PCI device; they look like 0000:03:00.0 (`ls /sys/bus/pci/devices`, `lspci -D`)"
@@ -68,26 +68,26 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// Why there is no window.
+/// Why a window could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum NoWindow {
-    /// The module does not answer.
+    /// The module's device cannot be opened.
     #[error("{device}: {0}; it takes root and `insmod cuttlefs_iommu.ko` (kmod-iommu/README.md)", device = DEVICE)]
     NoModule(io::Error),
-    /// It refused.
+    /// The module refused.
     #[error("{device}: {source}; {}", advice(.source))]
     Refused {
-        /// For which device.
+        /// The PCI device.
         device: PciAddress,
-        /// What it said.
+        /// The module's error.
         source: io::Error,
     },
-    /// Beyond what windows can have.
+    /// The pool or the memory is larger than windows can be.
     #[error("a pool of {pages} pages with {frames} frames is more than windows can show")]
     TooLarge {
-        /// Of the pool.
+        /// Pages of the pool.
         pages: u64,
-        /// Of the memory.
+        /// Frames of the memory.
         frames: u64,
     },
 }
@@ -103,21 +103,21 @@ fn advice(source: &io::Error) -> &'static str {
     }
 }
 
-/// See the module.
+/// The windows of a pool (see the module).
 #[derive(Debug)]
 pub struct IommuWindow {
     device: PciAddress,
-    /// The windows, in the order of the pool; none once it is closed.
+    /// The windows, in the order of the pool; empty once it is closed.
     files: Mutex<Vec<OwnedFd>>,
-    /// Whose addresses the arena is.
+    /// Keeps the memory of the arena.
     _frames: Arc<Frames>,
 }
 
 impl IommuWindow {
-    /// Windows of a device over all pages of a pool. All are gone.
+    /// Makes windows of a device over all pages of a pool. They show no page yet.
     ///
     /// # Errors
-    /// `NoWindow`, saying what to do.
+    /// `NoWindow`, which says what to do.
     pub fn new(device: PciAddress, pool_pages: u64, frames: &Arc<Frames>) -> Result<Self, NoWindow> {
         let memory = frames.memory();
         let frame_count = (memory.len() / PAGE_SIZE) as u64;
@@ -145,13 +145,13 @@ impl IommuWindow {
     /// The windows' addresses as dma-bufs, in the order of the pool, for the device's driver to register.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn export(&self) -> io::Result<Vec<OwnedFd>> {
         self.files.lock().iter().map(|file| iommu_sys::export(file.as_fd())).collect()
     }
 }
 
-/// Changes of one window that come one behind the other, as the module takes them.
+/// Groups consecutive changes of the same window: the index of the window, and the changes in the form in which the module takes them.
 fn runs(changes: &[Pointed]) -> impl Iterator<Item = (usize, Vec<Entry>)> {
     changes.chunk_by(|one, next| one.page.0 / MAX_PAGES == next.page.0 / MAX_PAGES).map(|run| {
         let entries = run.iter().map(|change| Entry {

@@ -1,4 +1,4 @@
-//! The calls of `/dev/cuttlefs_iommu` (kmod-iommu/cuttlefs_iommu.h), with owners and errors. All that is unsafe of these windows is here.
+//! The calls of `/dev/cuttlefs_iommu` (kmod-iommu/cuttlefs_iommu.h), with owned descriptors and errors. All unsafe code of these windows is here.
 
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::io;
@@ -7,7 +7,7 @@ use std::io;
 pub(super) const MAX_PAGES: u64 = 1 << 20;
 /// Most pages of an arena.
 pub(super) const MAX_ARENA_PAGES: u64 = 1 << 24;
-/// In place of a page of the arena.
+/// Stands for no page of the arena.
 pub(super) const GONE: u32 = u32::MAX;
 
 const ABI: u32 = 1;
@@ -50,7 +50,7 @@ struct Point {
 }
 const _: () = assert!(size_of::<Point>() == 16);
 
-/// `_IOC` of the kernel's `asm-generic/ioctl.h`, of type 'c'.
+/// `_IOC` of the kernel's `asm-generic/ioctl.h`, with type 'c'.
 const fn command(direction: u64, number: u64, size: usize) -> u64 {
     direction << 30 | (size as u64) << 16 | (b'c' as u64) << 8 | number
 }
@@ -59,16 +59,16 @@ const CREATE: u64 = command(WRITE_READ, 0x90, size_of::<Create>());
 const POINT: u64 = command(WRITE_READ, 0x91, size_of::<Point>());
 const EXPORT: u64 = command(0, 0x92, 0);
 
-/// A PCI device's place.
+/// The location of a PCI device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) segment: u32,
     pub(super) bus: u32,
-    /// 8 times the device, and the function.
+    /// 8 times the device, plus the function.
     pub(super) devfn: u32,
 }
 
-/// Memory whose pages windows show.
+/// The memory whose pages windows show.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arena {
     pub(super) base: usize,
@@ -82,8 +82,8 @@ fn call(file: BorrowedFd<'_>, command: u64, argument: *mut libc::c_void) -> io::
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Makes an open file's window: a device reads its pages, which are pages of the arena, or magic. Nothing of the arena is kept by the kernel
-/// beyond the mapping: it follows what becomes of that.
+/// Makes the window of an open file: a device reads its pages, which are pages of the arena, or magic. The kernel keeps no page of the arena: it
+/// follows the mapping.
 pub(super) fn create(
     file: BorrowedFd<'_>,
     place: Place,
@@ -106,7 +106,7 @@ pub(super) fn create(
     call(file, CREATE, (&raw mut create).cast()).map(|_| ())
 }
 
-/// Points pages, in order; what it did not do is an error.
+/// Points pages, in order. An error if it did not point all of them.
 pub(super) fn point(file: BorrowedFd<'_>, entries: &[Entry]) -> io::Result<()> {
     let count = u32::try_from(entries.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut point = Point { entries: entries.as_ptr() as u64, count, done: 0 };
@@ -114,7 +114,7 @@ pub(super) fn point(file: BorrowedFd<'_>, entries: &[Entry]) -> io::Result<()> {
     if point.done == count { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// A dma-buf over the window's addresses, for the device's driver.
+/// Makes a dma-buf over the window's addresses, for the device's driver.
 pub(super) fn export(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let fd = call(file, EXPORT, std::ptr::null_mut())?;
     // SAFETY: the call made the descriptor for its caller, and nobody else knows it.

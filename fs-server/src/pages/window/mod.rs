@@ -1,18 +1,17 @@
-//! How pages of the pool are shown to an RNIC that translates: a window, whose addresses stay while the page behind each of them changes.
+//! A window shows the pool's pages to an RNIC that translates: its addresses stay, while the page behind each of them changes.
 //!
-//! Page N of a window is pool page N: its frame, while it is in one, else the magic page. So an initiator READs a page without knowing its frame, and
-//! the server points the window's pages as the residency table's entries move (`following`). Without a window an RNIC has the frames themselves, pinned
-//! and as they lie, and initiators look for a page's frame in the table; then nothing here runs.
+//! Page N of a window is pool page N: its frame if it is in one, else the magic page. So an initiator READs a page without knowing its frame, and the
+//! server points the window's pages as the residency table's entries move (`following`). Without a window an RNIC has the frames themselves, pinned,
+//! in their order, and initiators look up a page's frame in the table; then this module is not used.
 //!
-//! Two windows can be had: by on-demand paging (`odp`), and by the IOMMU (`iommu`).
+//! There are two kinds of windows: by on-demand paging (`odp`), and by the IOMMU (`iommu`).
 //!
 //! # What an initiator may believe
-//! What it READ is the page if the page's residency entry, READ before and behind the bytes, is one and even, **and** no 32 aligned bytes of it are the
-//! magic pattern. The entry alone does not do: a page is shown a while after its entry has moved, and while it is being shown a READ brings some of
-//! both (NP-RDMA section 3.1.1, "Check per DMA granularity"). The pattern alone does not do: a write to the frame may be under way.
-//!
+//! The bytes that it READ are the page if the page's residency entry, READ before and after the bytes, is the same and even, **and** no 32 aligned
+//! bytes are the magic pattern. The entry alone is not enough: a page is shown some time after its entry has moved, and a READ during that may get a
+//! part of each (NP-RDMA section 3.1.1, "Check per DMA granularity"). The pattern alone is not enough: a write to the frame may be under way.
 //! # Failure
-//! A window that cannot be pointed is taken away as a whole, and the server goes on over pinned frames (`following`).
+//! A window that cannot be pointed is closed as a whole, and the server goes on with pinned frames (`following`).
 
 mod following;
 /// A window by kmod-iommu.
@@ -27,34 +26,34 @@ pub(super) use following::Following;
 use cuttlefs_common::ids::{FrameIndex, PoolPage};
 use std::fmt::Debug;
 
-/// A change of what a window shows.
+/// A change of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointed {
-    /// Whose place in the window.
+    /// The page, and so the place in the window.
     pub page: PoolPage,
-    /// What is there from now on; `None`: the magic page.
+    /// The frame that is shown from now on; `None` for the magic page.
     pub frame: Option<FrameIndex>,
 }
 
-/// Why a window is gone.
+/// Why a window is lost.
 #[derive(Debug, thiserror::Error)]
 #[error("the window's pages cannot be pointed: {source}; {advice}")]
 pub struct WindowLost {
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: std::io::Error,
-    /// What the user can do.
+    /// Advice for the user.
     pub advice: &'static str,
 }
 
-/// What shows pages to an RNIC.
+/// A window, which shows pages to an RNIC.
 pub trait PageWindow: Send + Sync + Debug {
-    /// Points pages, in order. When it returns, no READ through the window finds what its pages showed before. A page that cannot be shown may stay
-    /// the magic page; one that cannot be hidden is an error.
+    /// Points pages, in order. When it returns, no READ through the window finds the frames that its pages showed before. A page that cannot be shown
+    /// may stay magic. A page that cannot be hidden is an error.
     ///
     /// # Errors
-    /// `WindowLost`: what took effect is not known; close it.
+    /// `WindowLost`: it is not known which changes took effect. Close the window then.
     fn point(&self, changes: &[Pointed]) -> Result<(), WindowLost>;
 
-    /// Takes the window away. When it returns, no READ finds a frame through it.
+    /// Closes the window. When it returns, no READ finds a frame through it.
     fn close(&self);
 }

@@ -1,4 +1,4 @@
-//! A window by on-demand paging: a mapping that an RNIC follows ([`PointedMemory`], which is to be registered).
+//! A window by on-demand paging: a mapping that an RNIC follows ([`PointedMemory`], which is then registered).
 
 use super::{PageWindow, Pointed, WindowLost};
 use cuttlefs_common::memory::{PointError, PointedMemory};
@@ -13,7 +13,7 @@ impl PageWindow for Arc<PointedMemory> {
                 change.frame.map(|frame| frame.0 as usize),
             );
             match pointed {
-                // It stays magic: a READ of it costs one RPC more.
+                // The page stays magic: a READ of it costs one more RPC.
                 Ok(()) | Err(PointError::Full { .. }) => {}
                 Err(PointError::Kernel(source)) => {
                     return Err(WindowLost {

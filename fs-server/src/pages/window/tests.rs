@@ -1,4 +1,4 @@
-//! The window follows the residency table: looked at through a mapping, which an RNIC with on-demand paging would see, and through a device's DMA.
+//! The window follows the residency table. The tests look at it through a mapping, as an RNIC with on-demand paging does, and through a device's DMA.
 
 use super::*;
 use crate::pages::frames::{Frames, PrivateFrame};
@@ -16,7 +16,7 @@ mod edu;
 
 const POOL: u64 = 600;
 const MAGIC: u64 = 0x5a5a_5a5a_5a5a_5a5a;
-/// In a frame that nobody owns.
+/// The word in a frame that is filled anew and belongs to no page yet.
 const NOBODYS: u64 = u64::MAX;
 
 fn frames(count: u32) -> Arc<Frames> {
@@ -50,7 +50,7 @@ fn words(memory: &SharedMemory, page: u64) -> Vec<u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect()
 }
 
-/// What all words of a page of the window are.
+/// The word of which a page of the window consists.
 fn word(window: &PointedMemory, page: u64) -> u64 {
     let words = words(window.memory(), page);
     assert!(words.iter().all(|word| *word == words[0]), "page {page} is mixed");
@@ -111,7 +111,7 @@ fn frames_do_not_wait_for_ever() {
     assert_eq!((frames.free(), window.shown()), (200, 0));
 }
 
-/// Fails from the call that is told on.
+/// A window whose `point` fails from call number `from` on.
 #[derive(Debug, Default)]
 struct Failing {
     calls: AtomicU64,
@@ -148,7 +148,7 @@ fn a_window_that_is_lost_is_closed_and_keeps_no_frame() {
     residency.settle_window();
     assert!(window.is_closed.load(Ordering::Relaxed));
     assert_eq!(frames.free(), 4);
-    // The server goes on as without one.
+    // The server goes on without a window.
     (0..100).for_each(|page| {
         residency.publish(PoolPage(page), filled(&frames, page), false);
         residency.vacate(PoolPage(page));
@@ -157,7 +157,8 @@ fn a_window_that_is_lost_is_closed_and_keeps_no_frame() {
     assert_eq!((frames.free(), window.calls.load(Ordering::Relaxed)), (4, 2));
 }
 
-/// A server's pages come and go at random, each frame filled anew for its next page at once. A word is of a page, and of a turn.
+/// Makes pages resident and evicts them at random, as a server does. Each frame is filled anew for its next page at once, with a word that names the
+/// page and the turn. Returns the number of turns.
 fn come_and_go(frames: &Arc<Frames>, residency: &Residency, pages: u64, is_over: &AtomicBool) -> u64 {
     let random = SeededRandom::new(3);
     let mut turns = 0;

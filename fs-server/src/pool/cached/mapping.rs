@@ -1,12 +1,11 @@
-//! A data file in memory: loads and stores into the kernel's page cache.
+//! A data file mapped into memory: loads and stores in the kernel's page cache.
 //!
-//! Owns one mapping. As with `SharedMemory`, all access goes through copies that tolerate a concurrent writer: bytes
-//! may be torn, which the residency entry around the copy detects; no reference into the mapping is handed out.
+//! As with `SharedMemory`, all access is by copies that tolerate a concurrent writer. Bytes may be torn, which the residency entry around the copy
+//! detects. No reference into the mapping is handed out.
 //!
 //! # Failure
-//! Unlike `SharedMemory`, an access can fail: a file that was cut below the mapping, or a device that cannot read the
-//! page or has no room for it, raises SIGBUS, which ends the server. That is the nature of a mapped SSD; a policy that
-//! does IO gives errors instead.
+//! Unlike with `SharedMemory`, an access can fail: if the file was cut under the mapping, or the device cannot read the page or has no room for it,
+//! SIGBUS ends the server. That is the nature of a mapped SSD; a policy that does IO gets errors instead.
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::racing_copy;
@@ -14,7 +13,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-/// Pages one `mincore` call is asked about.
+/// Pages of one call of `mincore`.
 const PAGES_A_LOOK: usize = 256;
 
 /// The pool pages of one data file, mapped.
@@ -27,9 +26,9 @@ impl FileMapping {
     /// Maps `len` bytes of the file from `file_offset` on.
     pub(super) fn new(file: BorrowedFd<'_>, file_offset: u64, len: usize) -> io::Result<Self> {
         let map = MmapOptions::new().offset(file_offset).len(len).map_raw(file.as_raw_fd())?;
-        // A fault is to read its page, not the 32 around it: accesses are random, and what readahead brings in would
-        // pass for hits of the policy, or push out pages that are. The price, since Linux 6.3: accesses through the mapping
-        // no longer count as recent use (`vma_has_recency`), so pages leave about in order of arrival.
+        // A fault is to read its page only, and not the 32 pages around it: accesses are random, and pages of readahead would count as hits of the
+        // policy, or replace pages that are. The price since Linux 6.3: accesses through the mapping no longer count as recent use
+        // (`vma_has_recency`), so pages are evicted about in the order of their arrival.
         map.advise(Advice::Random)?;
         Ok(Self { map })
     }
@@ -41,21 +40,21 @@ impl FileMapping {
         );
     }
 
-    /// Copies bytes out; pages that are not there fault, and the caller waits.
+    /// Copies bytes out of the mapping. Pages that are not in memory fault, and the caller waits.
     pub(super) fn read(&self, at: usize, out: &mut [u8]) {
         self.check(at, out.len());
         // SAFETY: the range was just checked, `out` is exclusively ours; a racing writer gives torn bytes.
         unsafe { racing_copy(self.map.as_mut_ptr().add(at), out.as_mut_ptr(), out.len()) }
     }
 
-    /// Copies bytes in; pages that are not there fault, and the caller waits.
+    /// Copies bytes into the mapping. Pages that are not in memory fault, and the caller waits.
     pub(super) fn write(&self, at: usize, bytes: &[u8]) {
         self.check(at, bytes.len());
         // SAFETY: the range was just checked and is mapped writable; a racing reader gets torn bytes.
         unsafe { racing_copy(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) }
     }
 
-    /// Whether all pages of a range are in memory now. The kernel may take one away the moment after.
+    /// Whether all pages of a range are in memory now. The kernel may evict one at any time.
     pub(super) fn is_cached(&self, at: usize, len: usize) -> bool {
         self.check(at, len);
         let end = at + len;
@@ -67,7 +66,7 @@ impl FileMapping {
             let looked = unsafe {
                 libc::mincore(self.map.as_mut_ptr().add(first).cast(), count * PAGE_SIZE, pages.as_mut_ptr())
             };
-            // Nothing known is as if it were absent: a thread that may block finds out.
+            // An error counts as not in memory: then a thread that may block finds out.
             if looked != 0 || pages[..count].iter().any(|page| page & 1 == 0) {
                 return false;
             }
@@ -76,7 +75,7 @@ impl FileMapping {
         true
     }
 
-    /// Faults all pages of a range in.
+    /// Faults all pages of a range into memory.
     pub(super) fn touch(&self, at: usize, len: usize) {
         let mut byte = [0];
         let first = at - at % PAGE_SIZE;

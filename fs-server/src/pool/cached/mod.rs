@@ -1,26 +1,24 @@
 //! The pool through the kernel's page cache, for the region policies that TeRM is compared with (`odp`, `rpc`,
 //! `rpc-buffer`).
 //!
-//! Owns second descriptors of the data files, without O_DIRECT, and for the mapped policies their mappings. They do not
-//! hold the pool's locks: a NIC engine that lets go of a stopped server late does not keep the next server from opening
-//! the pool. One `CachedPool` serves all workers, and over the mapping also the NIC engine; `CachedDisk` is a worker's
-//! disk over it.
+//! `CachedPool` has second descriptors of the data files, without O_DIRECT, and for the mapped policies their mappings. These do not hold the pool's
+//! locks, so a NIC engine that outlives its server for a moment does not keep the next server from opening the pool. One `CachedPool` serves all
+//! workers, and with a mapping also the NIC engine. `CachedDisk` is a worker's disk over it.
 //!
 //! # How it works
-//! A page is at the same place as for every other policy (`DataFiles::locate`). An IO is done when `submit` is called,
-//! on the worker's own thread: read and write, or a copy from or to the mapping whose faults the worker takes. While
-//! the device works the worker serves no other request. That is the point of the comparison, not an oversight.
+//! A page is at the same place as under every other policy (`DataFiles::locate`). An IO is done when `submit` is called, on the worker's own thread:
+//! a read or write, or a copy from or to the mapping whose faults the worker takes. While the device works, the worker serves no other request. That
+//! is intended: it is what is compared.
 //!
-//! `--memory` bounds nothing here: the kernel, and the control group of the server, decide what the page cache holds.
+//! `--memory` bounds nothing here: the kernel and the server's control group decide how much is in the page cache.
 //!
 //! # Invariants
-//! * While a `CachedPool` is in use, nothing reaches pool pages with O_DIRECT: the kernel keeps the two coherent only
-//!   so far, and mapped pages not at all.
-//! * A failed sync is final: the kernel reports a lost page once to a descriptor, and forgets it.
+//! * While a `CachedPool` is in use, nothing accesses pool pages with O_DIRECT: the kernel keeps page cache and device coherent only in part, and not
+//!   at all for mapped pages.
+//! * A failed sync is final: the kernel reports a lost page once for each descriptor, and forgets it.
 //!
 //! # Failure
-//! As for io_uring, a device error goes to its request and harms no other. Over a mapping there are no such errors: see
-//! `mapping`.
+//! As with io_uring, a device error goes to its request and affects no other. With a mapping there are no such errors: see `mapping`.
 
 mod mapping;
 
@@ -36,7 +34,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// How a page in the cache is reached.
+/// The kind of access to a page in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// By read and write.
@@ -48,24 +46,24 @@ pub enum Reach {
 /// The pool's data files in the kernel's page cache.
 #[derive(Debug)]
 pub struct CachedPool {
-    /// As opened here.
+    /// The data files as opened here.
     files: DataFiles,
-    /// One for each file, or none at all.
+    /// One mapping for each file, or none.
     mappings: Vec<FileMapping>,
-    /// Whether a sync failed. Held while one runs, so that no two share one report of a lost page.
+    /// Whether a sync failed. Locked during a sync, so that no two syncs share one report of a lost page.
     sync_failed: Mutex<bool>,
 }
 
 impl CachedPool {
-    /// Opens the data files once more.
+    /// Opens the data files a second time.
     ///
     /// # Errors
-    /// If a file cannot be opened without O_DIRECT, or not mapped.
+    /// If a file cannot be opened without O_DIRECT, or cannot be mapped.
     pub fn open(data: &DataFiles, reach: Reach) -> io::Result<Arc<Self>> {
         let mut files = DataFiles::new();
         let mut mappings = Vec::new();
         for data in data.files() {
-            // The same file whatever its name is now.
+            // This opens the same file whatever its name is now.
             let path = format!("/proc/self/fd/{}", data.as_fd().as_raw_fd());
             let file = OpenOptions::new().read(true).write(true).open(path)?;
             match reach {
@@ -74,7 +72,7 @@ impl CachedPool {
                         .map_err(|_| io::Error::other("a data file is too large for this machine"))?;
                     mappings.push(FileMapping::new(file.as_fd(), DATA_START, len)?);
                 }
-                // No readahead: accesses are random, see `FileMapping::new`.
+                // Without readahead, because accesses are random: see `FileMapping::new`.
                 Reach::Buffered => rustix::fs::fadvise(&file, 0, None, Advice::Random)?,
             }
             files.push(data.path().to_owned(), file, data.pages(), false);
@@ -82,7 +80,7 @@ impl CachedPool {
         Ok(Arc::new(Self { files, mappings, sync_failed: Mutex::new(false) }))
     }
 
-    /// Cuts a range of the pool where data files end: number of the file, offset among its pages, length.
+    /// The parts of a range of the pool, cut where data files end: index of the file, offset among its pages, length.
     fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let mut done = 0;
         std::iter::from_fn(move || {
@@ -98,7 +96,7 @@ impl CachedPool {
         self.files.holds(offset, len)
     }
 
-    /// Copies bytes of a mapped pool out, whatever writes them meanwhile; pages that are not there fault.
+    /// Copies bytes out of a mapped pool, also while others write them. Pages that are not in memory fault.
     pub fn read_mapped(&self, offset: u64, out: &mut [u8]) {
         assert!(self.holds(offset, out.len()), "read past the pool");
         let mut done = 0;
@@ -108,7 +106,7 @@ impl CachedPool {
         }
     }
 
-    /// Whether a range of a mapped pool can be copied without a fault that waits for the device, as of now.
+    /// Whether a range of a mapped pool can be copied now without a fault that waits for the device.
     pub fn is_cached(&self, offset: u64, len: usize) -> bool {
         self.holds(offset, len)
             && self.pieces(offset, len).all(|(file, at, len)| {
@@ -116,7 +114,7 @@ impl CachedPool {
             })
     }
 
-    /// Faults a range of a mapped pool in.
+    /// Faults a range of a mapped pool into memory.
     pub fn touch(&self, offset: u64, len: usize) {
         assert!(self.holds(offset, len), "fault past the pool");
         for (file, at, len) in self.pieces(offset, len) {
@@ -127,7 +125,7 @@ impl CachedPool {
     fn transfer(&self, kind: IoKind, offset: u64, buffer: &mut IoBuffer) -> io::Result<()> {
         let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why.to_owned()));
         let IoBuffer::Owned(buffer) = buffer else {
-            // Only a policy with frames names any, and its disk is io_uring.
+            // Only a policy with frames uses them, and its disk is io_uring.
             return refuse("this disk has no frames");
         };
         let len = buffer.len();
@@ -169,7 +167,7 @@ impl CachedPool {
             return Err(io::Error::other("a sync of the data files failed before"));
         }
         for file in self.files.files() {
-            // Of a mapping, too: a page is noted as dirty when its first store faults.
+            // This covers a mapping as well: a page becomes dirty when its first store faults.
             if let Err(error) = rustix::fs::fdatasync(file) {
                 *failed = true;
                 return Err(error.into());
@@ -184,7 +182,7 @@ impl CachedPool {
 pub struct CachedDisk(Arc<CachedPool>);
 
 impl CachedDisk {
-    /// A worker's disk over what all workers share.
+    /// A worker's disk over the pool that all workers share.
     pub fn new(pool: Arc<CachedPool>) -> Self {
         Self(pool)
     }

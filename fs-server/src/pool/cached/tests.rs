@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 const BOTH: [Reach; 2] = [Reach::Buffered, Reach::Mapped];
 
-/// Data files of so many pages each.
+/// Makes data files with so many pages each.
 fn files(pages: &[u64]) -> (DataFiles, Vec<File>) {
     let mut files = DataFiles::new();
     let mut plain = Vec::new();
@@ -54,7 +54,7 @@ fn reads_give_what_writes_wrote_across_files_and_reaches() {
             file.read_exact_at(&mut superblock, 0).expect("read");
             assert!(superblock.iter().all(|byte| *byte == 0), "no IO reaches a superblock");
         }
-        // Another policy, at the same places.
+        // A pool with the other kind of access finds the same bytes at the same places.
         let next = CachedDisk::new(CachedPool::open(&files, other).expect("open"));
         let done = block_on(next.submit(vec![request(IoKind::Read, 0, filled(8, 1))]));
         assert_eq!(first_bytes(&done[0]), [0, 0, 7, 7, 7, 0, 0, 9]);

@@ -1,17 +1,16 @@
-//! Sum blocks in memory: a bounded cache of them, written back before each sync.
+//! A bounded cache of sum blocks in memory, which are written back before each sync.
 //!
 //! # How it works
-//! The first user of a block that is not in memory reads it, and further users wait: two readers of one block could put
-//! a sum back that was changed meanwhile. A user drops its blocks when it is done. The least recently used go when
-//! there are more than the bound, except those in use or changed. Changed ones are written in order of their numbers.
+//! The first user of a block that is not in memory reads it, and further users wait: with two readers of one block, a changed sum could be replaced
+//! by an older one. A user drops its blocks when it is done. When there are more blocks than the bound, the least recently used ones are dropped,
+//! except those that are in use or changed. Changed blocks are written in the order of their numbers.
 //!
 //! # Invariants
-//! * A block is in the map, or on disk as it was last in the map: it leaves only when it is clean and not in use.
-//! * A block that is changed is in `changed`, or on its way to the disk in a `Flush`, which puts it back if it fails.
+//! * A block is in the map, or its bytes on disk are those that it last had in the map: it is dropped only when it is clean and not in use.
+//! * A changed block is in `changed`, or on its way to the disk in a `Flush`, which puts it back if it fails.
 //!
 //! # Failure
-//! A block that cannot be read fails the requests that need it; one that cannot be written stays changed, and the sync
-//! fails.
+//! A block that cannot be read fails the requests that need it. One that cannot be written stays changed, and the sync fails.
 
 use super::layout::SUMS_PER_BLOCK;
 use super::turn::Turns;
@@ -25,14 +24,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Blocks written by one batch of a flush.
+/// Blocks that one batch of a flush writes.
 const FLUSH_BATCH: usize = 64;
 
-/// One block.
+/// A block of sums.
 #[derive(Debug)]
 pub(super) struct SumBlock {
     number: u64,
-    /// Since the hand of the cache came by last. Relaxed: a hint.
+    /// Whether it was used since the cache's hand last passed it. Relaxed: a hint.
     used: AtomicBool,
     state: Mutex<State>,
 }
@@ -40,9 +39,9 @@ pub(super) struct SumBlock {
 #[derive(Debug)]
 struct State {
     words: Box<[u32; SUMS_PER_BLOCK as usize]>,
-    /// Moves with every change.
+    /// The number of changes so far.
     changes: u64,
-    /// The `changes` that are on disk.
+    /// The value of `changes` whose bytes are on disk.
     written: u64,
 }
 
@@ -62,10 +61,10 @@ impl SumBlock {
     }
 }
 
-/// What is at a block's place.
+/// The state of a block in the map.
 #[derive(Debug)]
 enum Slot {
-    /// Somebody reads it.
+    /// The block is being read.
     Loading,
     Here(Arc<SumBlock>),
 }
@@ -73,32 +72,32 @@ enum Slot {
 #[derive(Debug, Default)]
 struct Slots {
     map: HashMap<u64, Slot>,
-    /// Blocks that are here, in the order the hand comes by.
+    /// Numbers of the blocks in memory, in the order in which the hand passes them.
     order: VecDeque<u64>,
 }
 
-/// The cache.
+/// The cache of sum blocks.
 #[derive(Debug)]
 pub(super) struct Blocks {
     slots: Mutex<Slots>,
-    /// Told when a block was loaded, or could not be.
+    /// Notified when a block was read, or could not be.
     loaded: Event,
     changed: Mutex<BTreeMap<u64, Arc<SumBlock>>>,
-    /// One writes changed blocks.
+    /// Lets one task at a time write changed blocks.
     flushing: Turns,
     bound: usize,
 }
 
-/// Blocks that are in use: they stay.
+/// Blocks that a user holds, so that they stay in memory.
 pub(super) type Held = HashMap<u64, Arc<SumBlock>>;
 
-/// Blocks to be read by who has this; dropped, others may read them.
+/// Blocks that the holder of this must read. When it is dropped, others may read them.
 #[derive(Debug)]
 pub(super) struct Loads<'a> {
     blocks: &'a Blocks,
-    /// Those not loaded yet.
+    /// The numbers of the blocks that were not read yet.
     numbers: Vec<u64>,
-    /// How the batch of reads begins: one request a block.
+    /// The requests of the reads, one for each block. They go in front of the batch.
     pub requests: Vec<IoRequest>,
 }
 
@@ -116,10 +115,10 @@ impl Drop for Loads<'_> {
 }
 
 impl Loads<'_> {
-    /// Takes in what was read; the results of `requests`, in order.
+    /// Puts the blocks that were read into the cache; `done` has the results of `requests`, in order.
     ///
     /// # Errors
-    /// The first that could not be read; the others are taken in all the same.
+    /// The first block that could not be read. The others are put in all the same.
     pub(super) fn finish(mut self, done: impl Iterator<Item = IoDone>, held: &mut Held) -> io::Result<()> {
         let mut result = Ok(());
         for (number, done) in std::mem::take(&mut self.numbers).into_iter().zip(done) {
@@ -144,7 +143,7 @@ impl Loads<'_> {
 }
 
 impl Blocks {
-    /// An empty cache of so many blocks.
+    /// An empty cache for `bound` blocks.
     pub(super) fn new(bound: usize) -> Self {
         let bound = bound.max(1);
         let flushing = Turns::of("checksums");
@@ -156,22 +155,22 @@ impl Blocks {
         self.bound
     }
 
-    /// Blocks that are here.
+    /// The number of blocks in memory.
     pub(super) fn len(&self) -> usize {
         self.slots.lock().order.len()
     }
 
-    /// Whether a block is here.
+    /// Whether a block is in memory.
     pub(super) fn is_here(&self, number: u64) -> bool {
         matches!(self.slots.lock().map.get(&number), Some(Slot::Here(_)))
     }
 
-    /// Whether so many are changed that they should be written before more are.
+    /// Whether so many blocks are changed that they should be written before more are.
     pub(super) fn are_mostly_changed(&self) -> bool {
         self.changed.lock().len() > self.bound / 2
     }
 
-    /// Takes those that are here into `held`; those that nobody reads yet are for the caller to read.
+    /// Puts the blocks in memory into `held`. The caller must read the returned ones, which nobody else reads yet.
     pub(super) fn begin(&self, numbers: &[u64], held: &mut Held) -> Loads<'_> {
         let mut loads = Loads { blocks: self, numbers: Vec::new(), requests: Vec::new() };
         let mut slots = self.slots.lock();
@@ -197,13 +196,13 @@ impl Blocks {
         loads
     }
 
-    /// Waits until all of `numbers` are held, reading what must be read.
+    /// Waits until all blocks of `numbers` are held, and reads those that must be read.
     ///
     /// # Errors
-    /// A block that cannot be read.
+    /// If a block cannot be read.
     pub(super) async fn hold(&self, disk: &dyn Disk, numbers: &[u64], held: &mut Held) -> io::Result<()> {
         loop {
-            // Before looking, or a notification in between is lost.
+            // The listener is made before the check, so that no notification in between is lost.
             let loaded = self.loaded.listen();
             let missing: Vec<u64> =
                 numbers.iter().copied().filter(|number| !held.contains_key(number)).collect();
@@ -228,16 +227,16 @@ impl Blocks {
         }
         state.words[index] = word;
         state.changes += 1;
-        // Under the block's lock: a flush that just wrote it looks at `changes` under it.
+        // Under the block's lock, because a flush that has just written the block compares `changes` under it.
         self.changed.lock().insert(block.number, block.clone());
     }
 
     /// Writes all blocks that were changed before the call.
     ///
     /// # Errors
-    /// If one could not be written; it stays changed.
+    /// If a block could not be written; it stays changed.
     pub(super) async fn flush(&self, disk: &dyn Disk) -> io::Result<()> {
-        // One after another: what another flush took before this one began is on disk when this one has its turn.
+        // Flushes take turns, so that the blocks that an earlier flush took are on disk when this one has its turn.
         let mut turn = self.flushing.take().await;
         let mut flush = Flush { blocks: self, taken: std::mem::take(&mut *self.changed.lock()) };
         let numbers: Vec<u64> = flush.taken.keys().copied().collect();
@@ -264,7 +263,7 @@ impl Blocks {
             for ((number, changes), done) in chunk.iter().zip(changes).zip(done) {
                 match done {
                     Ok(()) => {
-                        // If it was changed again, whoever did put it back into `changed`.
+                        // If the block was changed again meanwhile, that change has put it back into `changed`.
                         let block = flush.taken.remove(number).expect("a block is taken once");
                         block.state.lock().written = changes;
                     }
@@ -277,7 +276,7 @@ impl Blocks {
         result
     }
 
-    /// Lets blocks go that are over the bound, unless they are used or changed.
+    /// Drops blocks beyond the bound, unless they are in use or changed.
     fn trim(&self) {
         let mut slots = self.slots.lock();
         let mut looks = 2 * slots.order.len();
@@ -285,7 +284,7 @@ impl Blocks {
             looks -= 1;
             let Some(number) = slots.order.pop_front() else { break };
             let can_go = match slots.map.get(&number) {
-                // One reference is the map's own; new ones are made under this lock, or by who has one.
+                // One reference is the map's own. New ones are made under this lock, or from another reference.
                 Some(Slot::Here(block)) => {
                     !block.used.swap(false, Ordering::Relaxed) && Arc::strong_count(block) == 1
                 }

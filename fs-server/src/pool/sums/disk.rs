@@ -1,12 +1,12 @@
-//! A worker's disk with checksums: verifies reads, sums writes, and marks overwritten zones.
+//! A worker's disk with checksums: it verifies reads, sums writes, and marks overwritten zones.
 //!
 //! # How it works
-//! A batch of reads goes to the device together with the sum blocks that are not in memory, and is verified when it is
-//! there. A batch of writes has its sum blocks first, then its marks (which costs a flush of the metadata's log where a zone was not being
-//! written lately), then goes to the device; when it is done its sums are in memory, and a sync writes them.
+//! A batch of reads goes to the device together with the reads of sum blocks that are not in memory, and is verified when it has completed. A batch
+//! of writes first gets its sum blocks, then its marks (which costs a flush of metadata's log if a zone was not written to recently), and then goes
+//! to the device. When it has completed, its sums are in memory, and a sync writes them.
 //!
 //! # Invariants
-//! As in `sums`. The writer of a page has it alone (its block lock), so bytes and sum move together.
+//! As in `sums`. A writer has its page to itself (by the block lock), so bytes and sum change together.
 
 use super::blocks::Held;
 use super::final_sync::FinalSync;
@@ -21,14 +21,14 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a page is found to be.
+/// The result of examining a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Its sum matches.
     Good,
-    /// It has no sum, for a write of it failed.
+    /// It has no sum, because a write of it failed.
     NoSum,
-    /// Its sum does not match, and it was being written when the last server went down.
+    /// Its sum does not match, and its zone was being written to when the last server went down.
     InFlight,
     /// Its sum does not match, or it was never written.
     Rotten,
@@ -36,7 +36,7 @@ pub enum Verdict {
     Unreadable,
 }
 
-/// A disk with checksums over one without.
+/// A disk with checksums over a disk without.
 #[derive(Clone)]
 pub struct SummedDisk {
     core: Rc<Core>,
@@ -49,21 +49,21 @@ struct Core {
 }
 
 impl SummedDisk {
-    /// Over a disk that has `all_pages` of the sums' layout, and whose IOs name frames of `frames`.
+    /// Checksums over a disk that has `all_pages` of the sums' layout, and whose IOs name frames of `frames`.
     pub fn new(inner: Rc<dyn Disk>, frames: Arc<SharedMemory>, sums: Arc<PageSums>) -> Self {
         let inner = FinalSync::new(inner, sums.clone());
         Self { core: Rc::new(Core { inner, frames, sums }) }
     }
 
-    /// What it shares with others.
+    /// The sums that all workers share.
     pub fn sums(&self) -> &Arc<PageSums> {
         &self.core.sums
     }
 
-    /// Clears marks of zones that are not being written any more; to be called every few seconds.
+    /// Clears the marks of zones that are no longer written to. Called every few seconds.
     ///
     /// # Errors
-    /// A device error; marks stay.
+    /// A device error; the marks stay.
     pub async fn sweep(&self) -> io::Result<usize> {
         if self.core.sums.marks.wants_sync() {
             self.core.sync().await?;
@@ -71,7 +71,7 @@ impl SummedDisk {
         self.core.sums.marks.sweep(false)
     }
 
-    /// A clean end: all sums durable, no zone marked but those still to be recovered, once the marks' store is flushed.
+    /// Ends cleanly: all sums are durable, and only zones that still recover are marked, once the store of marks is flushed.
     ///
     /// # Errors
     /// A device error, or the store's; zones stay marked.
@@ -80,22 +80,22 @@ impl SummedDisk {
         self.core.sums.marks.sweep(true).map(drop)
     }
 
-    /// The first zone that was being written when the last server went down and was not looked at.
+    /// The first zone that still recovers: it was being written to when the last server went down.
     pub fn next_recovering(&self) -> Option<Range<u64>> {
         let zone = self.core.sums.marks.next_recovering()?;
         let (first, end) = self.core.sums.layout.pages_of_zone(zone);
         Some(first.0..end.0)
     }
 
-    /// All pages of a zone were settled.
+    /// Notes that all pages of a zone were settled.
     pub fn recovered(&self, pages: &Range<u64>) {
         self.core.sums.marks.recovered(self.core.sums.layout.zone(PoolPage(pages.start)));
     }
 
-    /// Gives pages the sums of what they hold now, whatever that is.
+    /// Gives pages the sums of their present bytes, whatever these are.
     ///
     /// # Errors
-    /// As `examine`; a page that cannot be read is left as it is.
+    /// As `examine`. A page that cannot be read is left as it is.
     pub async fn accept(&self, pages: Range<u64>) -> io::Result<()> {
         let first = pages.start;
         let (found, held) = self.core.look(pages).await?;
@@ -107,17 +107,17 @@ impl SummedDisk {
         Ok(())
     }
 
-    /// Looks at pages on SSD. Without their block locks a page that is being written may look rotten.
+    /// Examines pages on SSD. Without its block lock a page that is being written may look rotten.
     ///
     /// # Errors
-    /// The sums cannot be read. (What pages cannot be read is told by their verdicts.)
+    /// If the sums cannot be read. (Pages that cannot be read have a verdict.)
     pub async fn examine(&self, pages: Range<u64>) -> io::Result<Vec<Verdict>> {
         let (found, _) = self.core.look(pages).await?;
         Ok(found.into_iter().map(|(verdict, _)| verdict).collect())
     }
 
-    /// Gives pages that have no sum, or one that does not match, the sum of what they hold now; returns how many. The
-    /// caller holds their block locks. Only for pages in a recovering zone, and for those without a sum.
+    /// Gives pages without a matching sum the sum of their present bytes, and returns how many these were. The caller holds their block locks. Only
+    /// for pages in a recovering zone, and for pages without a sum.
     ///
     /// # Errors
     /// As `examine`.
@@ -149,11 +149,11 @@ impl Disk for SummedDisk {
     }
 }
 
-/// What a request is about, once its buffer is on its way.
+/// A request's kind and pages, kept while its buffer is with the disk below.
 struct About {
     kind: IoKind,
     pages: Range<u64>,
-    /// Of a write.
+    /// The new sums, for a write.
     sums: Vec<u32>,
 }
 
@@ -177,7 +177,7 @@ impl PageSums {
         self.blocks.set(&held[&place.block], place.index, sum);
     }
 
-    /// What a page is that has these bytes' sum; `None` if its sum is not here.
+    /// The verdict on a page whose bytes have this sum; `None` if its stored sum is not held.
     fn judge(&self, held: &Held, page: PoolPage, sum: u32) -> Option<Verdict> {
         let place = self.layout.sum(page);
         let stored = held.get(&place.block)?.get(place.index);
@@ -191,7 +191,7 @@ impl PageSums {
 }
 
 impl Core {
-    /// The pages of a request, if it is whole pages of the pool.
+    /// The pages of a request, if it is for whole pages of the pool.
     fn pages_of(&self, request: &IoRequest) -> Option<Range<u64>> {
         let len = match &request.buffer {
             IoBuffer::Owned(buffer) => buffer.len(),
@@ -203,7 +203,7 @@ impl Core {
         (whole && pages.end <= self.sums.layout.pages()).then_some(pages)
     }
 
-    /// The sums of what a buffer holds for pages from `first` on; `None` if it names a frame that is not there.
+    /// The sums of the bytes that a buffer has for the pages from `first` on; `None` if it names a frame that does not exist.
     fn sums_of(&self, first: u64, buffer: &IoBuffer) -> Option<Vec<u32>> {
         match buffer {
             IoBuffer::Owned(buffer) => Some(
@@ -235,7 +235,7 @@ impl Core {
                 (pages, _) => pages.is_some().then(Vec::new),
             };
             let (Some(pages), Some(sums)) = (pages, sums) else {
-                // A mistake of who submits; the disk below says what is wrong, of this request and of the others.
+                // A mistake of the submitter: every request of the batch fails with EINVAL.
                 return refuse(batch);
             };
             abouts.push(About { kind: request.kind, pages, sums });
@@ -266,7 +266,7 @@ impl Core {
         let mut done = self.inner.submit(requests).await.into_iter();
         let mut loaded = loads.finish(done.by_ref().take(count), &mut held);
         if loaded.is_ok() {
-            // Those that others were reading.
+            // Blocks that others are reading.
             loaded = self.sums.blocks.hold(&self.inner, blocks, &mut held).await;
         }
         let results = abouts.iter().zip(done);
@@ -321,7 +321,7 @@ impl Core {
                 continue;
             }
             for (page, sum) in about.pages.clone().zip(&about.sums) {
-                // A write that failed may have left its pages old, new or mixed.
+                // After a failed write a page may have old, new or mixed bytes.
                 self.sums.put(&held, PoolPage(page), if result.result.is_ok() { *sum } else { UNKNOWN });
             }
             done.push(result);
@@ -332,7 +332,7 @@ impl Core {
         if self.sums.blocks.are_mostly_changed()
             && let Err(error) = self.sums.blocks.flush(&self.inner).await
         {
-            // They are tried again by the next sync, which fails if they cannot be written.
+            // The next sync tries to write them again, and fails if it cannot.
             tracing::error!(%error, "sums could not be written");
         }
         done
@@ -374,8 +374,7 @@ impl Core {
     }
 }
 
-/// A write that is under way. Abandoned, it may or may not be done: its pages have no sums then, and its zones stay
-/// marked.
+/// A write under way. If it is dropped, it may be done or not: its pages have no sums then, and its zones stay marked.
 struct Writing<'a> {
     sums: &'a PageSums,
     held: &'a Held,

@@ -1,8 +1,8 @@
-//! The device below the checksums, whose first failed sync is final.
+//! The device below the checksums; its first failed sync is final.
 //!
-//! A device reports a loss once, to the next sync. That may be a mark's sync, or a sweep's, and the lost pages may be those of
-//! other writers. The sync after it would report success. So after a failed sync every sync fails, on every worker's disk, until
-//! the server is restarted. (`DataSync` shares one sync among committers, and knows of no other.)
+//! A device reports a loss once, at the next sync. That may be the sync of a mark or of a sweep, and the lost pages may be those of other writers.
+//! The sync after it would report success. So after a failed sync every sync fails, on every worker's disk, until the server is restarted.
+//! (`DataSync` shares one sync among committers, and does not know of other syncs.)
 
 use super::PageSums;
 use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A sync failed before.
+/// An earlier sync failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a sync of the data files failed before; nothing is durable any more until the server is restarted")]
 pub(super) struct SyncFailedBefore;
@@ -36,7 +36,7 @@ impl Disk for FinalSync {
         let (sync, sums) = (self.device.sync(), self.sums.clone());
         Box::pin(async move {
             let result = sync.await;
-            // Looked at behind the sync: of two at once, one may be told of what the other lost.
+            // Checked after the sync: of two syncs at once, one may get the report of pages that the other should have made durable.
             if result.is_err() {
                 sums.sync_failed.store(true, Ordering::Release);
             }

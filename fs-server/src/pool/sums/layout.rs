@@ -1,7 +1,7 @@
-//! The places of sums: pure arithmetic over the pages of each data file.
+//! The places of sums, computed from the number of pages of each data file.
 //!
-//! They lie behind the pages they are about, in the same data file, so that one `fdatasync` covers both. For disks they
-//! are pages like any other, numbered on from the pool's last page:
+//! The sums lie behind their pages, in the same data file, so that one `fdatasync` covers both. For disks they are pages like any other, numbered on
+//! from the pool's last page:
 //!
 //! ```text
 //! data file      [superblock 64 KiB][pages][sum blocks]
@@ -9,25 +9,24 @@
 //! ```
 //!
 //! # Invariants
-//! * A data file's sums are about its own pages.
+//! * A data file's sums are those of its own pages.
 //! * Numbers of pool pages are below `pages()`, those of sum blocks are not.
 
 use cuttlefs_common::ids::PoolPage;
 
-/// Sums in a block of 4 KiB.
+/// Sums in one block of 4 KiB.
 pub const SUMS_PER_BLOCK: u64 = 1024;
-/// Pages of a zone, for which there is one mark: 1 MiB. Smaller ones cost more syncs to mark, larger ones leave more
-/// pages unverified after a power loss.
+/// Pages of a zone, which has one mark: 1 MiB. Smaller zones cost more syncs for marks, larger ones leave more pages unverified after a power loss.
 pub const ZONE_PAGES: u64 = 256;
 
-/// Sum blocks of a data file with so many pages.
+/// Sum blocks of a data file with `pages` pages.
 pub const fn sum_blocks(pages: u64) -> u64 {
     pages.div_ceil(SUMS_PER_BLOCK)
 }
 
-/// The most pool pages that fit `room` pages together with what they need beside them.
+/// Most pool pages that fit into `room` pages together with their sum blocks.
 pub const fn pages_that_fit(room: u64) -> u64 {
-    // More pages never need less room: between what fits and what does not, by halves.
+    // More pages never need less room, so a binary search finds the limit.
     let (mut fits, mut fits_not) = (0, room + 1);
     while fits_not - fits > 1 {
         let middle = fits + (fits_not - fits) / 2;
@@ -40,17 +39,17 @@ pub const fn pages_that_fit(room: u64) -> u64 {
     fits
 }
 
-/// One data file's part.
+/// The part of one data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     first_page: u64,
     pages: u64,
-    /// Page number of its first sum block.
+    /// The page number of its first sum block.
     first_extra: u64,
     first_zone: u64,
 }
 
-/// Where everything is.
+/// The places of all pages, sums and zones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SumLayout {
     parts: Vec<Part>,
@@ -59,17 +58,17 @@ pub struct SumLayout {
     zones: u64,
 }
 
-/// A sum's place.
+/// The place of a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SumPlace {
-    /// Page number of its block.
+    /// The page number of its block.
     pub block: u64,
-    /// Which of the block's sums it is.
+    /// Its index in the block.
     pub index: usize,
 }
 
 impl SumLayout {
-    /// Of data files with so many pages each.
+    /// The layout for data files with these numbers of pages.
     pub fn new(files: impl IntoIterator<Item = u64>) -> Self {
         let files: Vec<u64> = files.into_iter().collect();
         let pages = files.iter().sum();
@@ -84,17 +83,17 @@ impl SumLayout {
         Self { parts, pages, all_pages: first_extra, zones: first_zone }
     }
 
-    /// Pool pages.
+    /// The number of pool pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Pool pages and sum blocks.
+    /// The number of pool pages and sum blocks.
     pub fn all_pages(&self) -> u64 {
         self.all_pages
     }
 
-    /// Zones.
+    /// The number of zones.
     pub fn zones(&self) -> u64 {
         self.zones
     }
@@ -104,20 +103,20 @@ impl SumLayout {
         &self.parts[self.parts.partition_point(|part| part.first_page + part.pages <= page.0)]
     }
 
-    /// Where a page's sum is.
+    /// The place of a page's sum.
     pub fn sum(&self, page: PoolPage) -> SumPlace {
         let part = self.part_of(page);
         let at = page.0 - part.first_page;
         SumPlace { block: part.first_extra + at / SUMS_PER_BLOCK, index: (at % SUMS_PER_BLOCK) as usize }
     }
 
-    /// The zone a page is in.
+    /// The zone of a page.
     pub fn zone(&self, page: PoolPage) -> u64 {
         let part = self.part_of(page);
         part.first_zone + (page.0 - part.first_page) / ZONE_PAGES
     }
 
-    /// Pages of a zone: the first, and the one behind the last.
+    /// The first page of a zone, and the page behind its last.
     pub fn pages_of_zone(&self, zone: u64) -> (PoolPage, PoolPage) {
         assert!(zone < self.zones, "zone {zone} is past the pool's end");
         let part = &self.parts[self.parts.partition_point(|part| part.first_zone <= zone) - 1];

@@ -1,26 +1,25 @@
-//! The marked zones: pages in them may be overwritten in place.
+//! The marked zones, in which pages may be overwritten in place.
 //!
 //! # How it works
 //! | zone | mark record | meaning |
 //! | --- | --- | --- |
-//! | unmarked | none, or one that is on its way out | every written page matches its sum |
-//! | marked | there | may be written while the server runs; after a crash, see the next row |
-//! | recovering | there | was being written: accepted, and given a new sum |
+//! | unmarked | none, or one that is being removed | every written page matches its sum |
+//! | marked | there | it may be written to while the server runs; after a crash, see the next row |
+//! | recovering | there | it was being written to: pages are accepted, and get new sums |
 //!
-//! Marks are records of the metadata's log ([`MarkStore`]): whole, in order, and durable by the sync that fsync and names share.
-//! **What is durable** is not noted for each zone: it follows from numbers. Each batch of marks is an `Edit`; a flush covers those
-//! that were put before it began (`State::durable`), and a mark is durable when the edit that put it is among them. Many writers of
-//! one zone wait for the same edit.
+//! Marks are records of metadata's log ([`MarkStore`]): each is there as a whole, in order, and durable by the sync that fsync and names share.
+//! **Which marks are durable** is not noted for each zone, but follows from numbers. Each batch of marks is an `Edit`. A flush covers the edits that
+//! were put before it began (`State::durable`), and a mark is durable when the edit that put it is among them. Many writers of one zone wait for the
+//! same edit.
 //!
 //! # Invariants
-//! * A mark is durable before a write relies on it (`begin`), and removed only when page and sum of every write are durable
-//!   (`synced`).
+//! * A mark is durable before a write relies on it (`begin`). It is removed only when page and sum of every write are durable (`synced`).
 //! * A zone with a write that begins, or is under way, stays marked (`in_flight`).
-//! * Batches are put in the order in which marks changed (`putting`).
+//! * Batches are put in the order in which the marks changed (`putting`).
 //!
 //! # Failure
-//! A batch or a flush that fails does not move `State::durable`: the writes do not begin, and the next caller tries again. Marks
-//! that could not be removed stay, for the next sweep.
+//! A batch or flush that fails does not change `State::durable`: the writes do not begin, and the next caller tries again. Marks that could not be
+//! removed stay until the next sweep.
 
 use crate::pool::disk::LocalFuture;
 use parking_lot::Mutex;
@@ -29,12 +28,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sweeps a zone stays marked without a write.
+/// Sweeps for which a zone stays marked after its last write.
 const IDLE_SWEEPS: u64 = 2;
 
-/// Where marks are kept.
+/// The store of marks.
 pub trait MarkStore: Send + Sync {
-    /// Puts marks of zones, or removes them: one batch, behind all before it.
+    /// Puts or removes the marks of zones, in one batch behind all earlier ones.
     ///
     /// # Errors
     /// Nothing was changed, or the store has failed for good.
@@ -44,17 +43,17 @@ pub trait MarkStore: Send + Sync {
     fn flush_marks(&self) -> LocalFuture<'static, io::Result<()>>;
 }
 
-/// Numbers batches of marks since the start; what the server before left is the first.
+/// The number of a batch of marks since the start. The marks that the server before left are the first batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Edit(u64);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
-    /// What put its record.
+    /// The edit that put its record.
     put_by: Edit,
     is_recovering: bool,
     in_flight: u32,
-    /// When a write to it ended last: as counted by `ended`, and by sweeps.
+    /// When the last write to it ended: the values of `ended` and of `sweeps` at that time.
     last_end: u64,
     last_sweep: u64,
 }
@@ -66,9 +65,9 @@ struct State {
     last_edit: Edit,
     /// All edits up to this one are durable.
     durable: Edit,
-    /// Writes that ended.
+    /// The number of writes that have ended.
     ended: u64,
-    /// Of them, those that a sync covers.
+    /// The number of these that a sync covers.
     synced: u64,
     sweeps: u64,
 }
@@ -76,12 +75,12 @@ struct State {
 /// The marks of a pool.
 pub(super) struct Marks {
     state: Mutex<State>,
-    /// Held from a change of `state` until its batch is put. Taken before `state`.
+    /// Locked from a change of `state` until its batch is put. Taken before `state`.
     putting: Mutex<()>,
     store: Arc<dyn MarkStore>,
-    /// Zones that are recovering. Written under `state`, read by anyone.
+    /// The number of recovering zones. Written under `state`, read by anyone.
     recovering: AtomicU64,
-    /// Times a write had to wait until a mark was durable.
+    /// How many times a write waited until a mark was durable.
     waits: AtomicU64,
 }
 
@@ -92,9 +91,9 @@ impl std::fmt::Debug for Marks {
 }
 
 impl Marks {
-    /// With the marks that the server before left; those zones recover.
+    /// The marks that the server before left; their zones recover.
     pub(super) fn new(left: impl IntoIterator<Item = u64>, store: Arc<dyn MarkStore>) -> Self {
-        // A server that was killed may have put a mark and not flushed it: a power loss may still take it.
+        // A killed server may have put a mark and not flushed it, so a power loss may still take it.
         let mark = Mark { put_by: Edit(1), is_recovering: true, ..Mark::default() };
         let zones: BTreeMap<u64, Mark> = left.into_iter().map(|zone| (zone, mark)).collect();
         let recovering = AtomicU64::new(zones.len() as u64);
@@ -108,10 +107,10 @@ impl Marks {
         }
     }
 
-    /// Writes begin in these zones (distinct). When this returns they are marked durably.
+    /// Begins writes in these zones (all different). When this returns, the zones are marked durably.
     ///
     /// # Errors
-    /// The mark could not be made durable: the writes must not begin, and have ended.
+    /// The marks could not be made durable: the writes must not begin, and count as ended.
     pub(super) async fn begin(&self, zones: &BTreeSet<u64>) -> io::Result<()> {
         let (put_by, put) = self.put(zones)?;
         let begun = Begun { marks: self, zones };
@@ -135,7 +134,7 @@ impl Marks {
         self.state.lock().durable >= edit
     }
 
-    /// Writes begin in these zones. Gives the last edit that their marks are of, and the last of all that is put by now.
+    /// Begins writes in these zones. Returns the last edit that put one of their marks, and the last edit so far.
     fn put(&self, zones: &BTreeSet<u64>) -> io::Result<(Edit, Edit)> {
         let _in_order = self.putting.lock();
         let new: Vec<u64> = {
@@ -160,7 +159,7 @@ impl Marks {
         Ok((put_by, last_edit))
     }
 
-    /// Writes in these zones ended, and what they changed is told to whoever syncs.
+    /// Ends writes in these zones. Their changes are known to whoever syncs.
     pub(super) fn end(&self, zones: &BTreeSet<u64>) {
         let mut state = self.state.lock();
         state.ended += 1;
@@ -172,18 +171,18 @@ impl Marks {
         }
     }
 
-    /// Before a sync: what it will cover.
+    /// Called before a sync: the number of writes that it will cover.
     pub(super) fn before_sync(&self) -> u64 {
         self.state.lock().ended
     }
 
-    /// After it: what it covered.
+    /// Called after a sync: the number of writes that it covered.
     pub(super) fn after_sync(&self, covered: u64) {
         let mut state = self.state.lock();
         state.synced = state.synced.max(covered);
     }
 
-    /// Whether some zone's mark could be removed but for a sync.
+    /// Whether a sync would let a zone's mark be removed.
     pub(super) fn wants_sync(&self) -> bool {
         let state = self.state.lock();
         state.zones.values().any(|mark| {
@@ -191,11 +190,11 @@ impl Marks {
         })
     }
 
-    /// Removes marks of zones that are idle, or with `all` of every zone it can. To be called every few seconds. Returns how
-    /// many. Needs no flush: a mark that is there for longer is harmless.
+    /// Removes the marks of idle zones, or with `all` of every zone where that is possible. Called every few seconds. Returns how many it removed.
+    /// Needs no flush, because a mark that stays longer is harmless.
     ///
     /// # Errors
-    /// The store's: the marks stay.
+    /// The store's; the marks stay.
     pub(super) fn sweep(&self, all: bool) -> io::Result<usize> {
         let _in_order = self.putting.lock();
         let idle = {
@@ -211,7 +210,7 @@ impl Marks {
             idle.map(|(zone, _)| *zone).collect::<Vec<u64>>()
         };
         if !idle.is_empty() {
-            // Nobody begins a write there meanwhile.
+            // No write begins in these zones meanwhile.
             self.store.put_marks(&idle, false)?;
             let mut state = self.state.lock();
             state.zones.retain(|zone, _| idle.binary_search(zone).is_err());
@@ -219,31 +218,31 @@ impl Marks {
         Ok(idle.len())
     }
 
-    /// Whether a zone was being written when the server before went down, and was not looked at since.
+    /// Whether a zone was being written to when the server before went down, and was not recovered since.
     pub(super) fn is_recovering(&self, zone: u64) -> bool {
         self.recovering.load(Ordering::Relaxed) > 0
             && self.state.lock().zones.get(&zone).is_some_and(|mark| mark.is_recovering)
     }
 
-    /// The first zone that recovers.
+    /// The first recovering zone.
     pub(super) fn next_recovering(&self) -> Option<u64> {
         let state = self.state.lock();
         state.zones.iter().find(|(_, mark)| mark.is_recovering).map(|(zone, _)| *zone)
     }
 
-    /// All pages of a zone were looked at, and have their sums.
+    /// Notes that all pages of a zone were examined, and have their sums.
     pub(super) fn recovered(&self, zone: u64) {
         let mut state = self.state.lock();
         state.ended += 1;
         let (ended, sweeps) = (state.ended, state.sweeps);
         if let Some(mark) = state.zones.get_mut(&zone).filter(|mark| mark.is_recovering) {
-            // Its new sums are to be synced before its mark goes.
+            // Its new sums must be synced before its mark is removed.
             *mark = Mark { is_recovering: false, last_end: ended, last_sweep: sweeps, ..*mark };
             self.recovering.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Marked and recovering zones, and times a write waited for a mark.
+    /// The numbers of marked and of recovering zones, and of times a write waited for a mark.
     pub(super) fn figures(&self) -> (u64, u64, u64) {
         let marked = self.state.lock().zones.len() as u64;
         (marked, self.recovering.load(Ordering::Relaxed), self.waits.load(Ordering::Relaxed))

@@ -1,7 +1,7 @@
-//! Marks with several writers at once, polled in any order, against a model that knows which zones must be marked on disk.
+//! Marks with several writers at once, whose futures are polled in any order, against a model that knows which zones must be marked on disk.
 //!
-//! The model: a zone's mark must survive a power loss at this moment if a write to it is under way, or has ended and was not
-//! synced since. After every step the marks' store is asked what a power loss may leave.
+//! The model: a zone's mark must survive a power loss now if a write to the zone is under way, or has ended and was not synced since. After every
+//! step the test asks the store of marks which states a power loss may leave.
 
 use super::marks::Marks;
 use super::memory_marks::MemoryMarks;
@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 const ZONES: u64 = 6;
 
-/// Draws a number below the bound: from a seed, or each in turn.
+/// Returns a number below the bound: a random one, or in `every_order` each of them in turn.
 type Choose<'a> = dyn FnMut(usize) -> usize + 'a;
 
 #[derive(Default)]
@@ -36,10 +36,10 @@ enum What {
     Sync,
 }
 
-/// Something under way.
+/// A call of the marks that is under way.
 struct Call {
     what: What,
-    /// Resolves to whether it did well, and, of a sync, to the number of writes that had ended when it began.
+    /// Resolves to whether the call succeeded, and for a sync to the number of writes that had ended when it began.
     future: Pin<Box<dyn Future<Output = (bool, u64)>>>,
     woken: Arc<Woken>,
 }
@@ -48,9 +48,9 @@ struct World {
     store: Arc<MemoryMarks>,
     marks: Rc<Marks>,
     calls: Vec<Call>,
-    /// Writes under way: their zones.
+    /// The zones of each write that is under way.
     writes: Vec<BTreeSet<u64>>,
-    /// Writes that ended, and how many of them a sync covers.
+    /// How many writes have ended, and how many of these a sync covers.
     ended: Rc<Cell<u64>>,
     synced: u64,
     last_end: BTreeMap<u64, u64>,
@@ -80,7 +80,7 @@ impl World {
                 What::Sweep => (marks.sweep(false).is_ok(), 0),
                 What::Sync => {
                     let (covered, ended) = (marks.before_sync(), ended.get());
-                    // Others go on while the data is synced.
+                    // Other calls go on while the data is synced.
                     futures_lite::future::yield_now().await;
                     marks.after_sync(covered);
                     (true, ended)
@@ -104,7 +104,7 @@ impl World {
         (0..self.calls.len()).filter(is_woken).collect()
     }
 
-    /// Polls one call that was woken, or does a flush; `false` if there is neither.
+    /// Polls a call that was woken, or completes a flush of the store. `false` if there is neither.
     fn step(&mut self, choose: &mut Choose<'_>) -> bool {
         let runnable = self.runnable();
         let ways = runnable.len() + usize::from(self.store.waiting() > 0);
@@ -142,13 +142,13 @@ impl World {
         self.marks.end(&zones);
     }
 
-    /// Until nothing is under way; in any order.
+    /// Takes steps, in any order, until no call is under way.
     fn settle(&mut self, choose: &mut Choose<'_>) {
         while self.step(choose) {}
         assert!(self.calls.is_empty(), "nothing will wake {:?}", self.calls[0].what);
     }
 
-    /// Nothing is written for a while.
+    /// Ends all writes, syncs, and sweeps as often as it takes to clear every mark.
     fn idle(&mut self, choose: &mut Choose<'_>) {
         self.settle(choose);
         while !self.writes.is_empty() {
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// Whether it is marked whatever a power loss leaves, and whether it is if that leaves much.
+    /// Whether the zone is marked in every state that a power loss may leave, and whether it is in at least one of them.
     fn on_disk(&self, zone: u64) -> (bool, bool) {
         let states = self.store.possible();
         let is_marked = |marked: &BTreeSet<u64>| marked.contains(&zone);
@@ -179,12 +179,12 @@ impl World {
         }
     }
 
-    /// All that was begun comes to its end, and leaves nothing behind.
+    /// Brings all calls to their ends, and checks that no mark stays.
     fn finish(mut self, choose: &mut Choose<'_>) {
         self.store.fail(false);
         self.idle(choose);
         assert_eq!(self.marks.figures().0, 0, "nothing is written, and something stays marked");
-        // What is behind the last batch's flush.
+        // The mark of zone 0 flushes the removals of all other marks.
         let random = SeededRandom::new(0);
         self.begin([0]);
         self.settle(choose);
@@ -195,7 +195,7 @@ impl World {
     }
 }
 
-/// One run of a life of marks.
+/// Begins and ends random writes, syncs and sweeps, with failures and dropped futures for some seeds.
 fn walk(seed: u64) {
     let random = SeededRandom::new(seed);
     let mut choose = |bound: usize| (random.next_u64() % bound as u64) as usize;
@@ -204,7 +204,7 @@ fn walk(seed: u64) {
     for _ in 0..60 {
         match choose(12) {
             0..5 if world.calls.len() + world.writes.len() < 6 => {
-                // Mostly of the same few zones.
+                // Mostly writes to the same few zones.
                 let zones: Vec<u64> = (0..=choose(2)).map(|_| [0, 0, 0, 1, 3, 4][choose(6)]).collect();
                 world.begin(zones);
             }
@@ -248,9 +248,9 @@ fn whatever_the_order_a_zone_that_is_written_is_surely_marked() {
     }
 }
 
-/// Runs `scenario` with every sequence of choices; how many there were.
+/// Runs `scenario` with every sequence of choices. Returns the number of runs.
 fn every_order(scenario: impl Fn(&mut Choose<'_>)) -> usize {
-    // Of the run before: each choice, and among how many.
+    // The choices of the run: each choice, and the number of possible ones.
     let mut path: Vec<(usize, usize)> = Vec::new();
     for runs in 1.. {
         let mut at = 0;
@@ -273,7 +273,7 @@ fn every_order(scenario: impl Fn(&mut Choose<'_>)) -> usize {
     unreachable!("each run has one before it");
 }
 
-/// Found on real mounts: who found its mark durable, for another writer had written it, left a trace that outlived the mark.
+/// Found on real mounts: a writer whose mark another writer had made durable left an entry behind that outlived the mark.
 #[test]
 fn regression_several_begin_in_one_zone_then_it_is_idle_then_another_is_marked() {
     let runs = every_order(|choose| {
@@ -304,7 +304,7 @@ fn in_every_order_of_three_that_begin_while_one_sweeps_the_marks_are_there() {
         world.settle(&mut in_order);
         world.call(What::Sweep);
         world.settle(&mut in_order);
-        // This one clears the mark, before, between or after the others.
+        // This sweep clears the mark: before, between or after the two writes begin.
         world.call(What::Sweep);
         world.begin([0]);
         world.begin([0, 1]);

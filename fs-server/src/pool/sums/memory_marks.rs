@@ -1,4 +1,4 @@
-//! Marks in memory: the twin of the metadata's log, for tests and simulation, and their state after a crash.
+//! Marks in memory, in place of metadata's log, for tests and simulations, and their state after a crash.
 
 use super::marks::MarkStore;
 use crate::pool::disk::LocalFuture;
@@ -12,16 +12,16 @@ type Flushed = async_channel::Sender<bool>;
 #[derive(Debug, Default)]
 struct Kept {
     durable: BTreeSet<u64>,
-    /// Batches that are not durable, oldest first.
+    /// Batches that are not durable, the oldest first.
     batches: VecDeque<(Vec<u64>, bool)>,
-    /// Batches since the start, and of these the durable ones.
+    /// The number of batches since the start, and of those that are durable.
     put: u64,
     flushed: u64,
     flushes: u64,
     fails: bool,
-    /// Flushes wait for `step`.
+    /// Whether flushes wait for `step`.
     is_late: bool,
-    /// What a flush covers, and who waits for it.
+    /// The waiting flushes: the number of batches that each covers, and where to report its end.
     waiting: VecDeque<(u64, Flushed)>,
 }
 
@@ -54,12 +54,12 @@ pub struct MemoryMarks {
 }
 
 impl MemoryMarks {
-    /// What is marked.
+    /// The marked zones.
     pub fn marked(&self) -> BTreeSet<u64> {
         self.possible().pop().expect("one state at least")
     }
 
-    /// What a power loss may leave marked: what is durable, then with each batch behind it.
+    /// The marked zones that a power loss may leave: the durable ones, and those after each later batch.
     pub fn possible(&self) -> Vec<BTreeSet<u64>> {
         let kept = self.kept.lock();
         let mut states = vec![kept.durable.clone()];
@@ -71,42 +71,42 @@ impl MemoryMarks {
         states
     }
 
-    /// Power is lost: some of what is not durable is gone.
+    /// Loses power: some of the batches that are not durable are lost.
     pub fn crash(&self, random: &dyn Random) {
         let mut states = self.possible();
         let durable = states.swap_remove((random.next_u64() % states.len() as u64) as usize);
         *self.kept.lock() = Kept { durable, ..Kept::default() };
     }
 
-    /// From now on nothing can be put or flushed, or again.
+    /// Makes all puts and flushes fail from now on, or ends that.
     pub fn fail(&self, fails: bool) {
         self.kept.lock().fails = fails;
     }
 
-    /// From now on flushes wait for `step`, or not; what waited is given up.
+    /// Lets flushes wait for `step` from now on, or not. Waiting flushes fail.
     pub fn be_late(&self, is_late: bool) {
         let mut kept = self.kept.lock();
         kept.is_late = is_late;
         kept.waiting.clear();
     }
 
-    /// Flushes that wait.
+    /// The number of waiting flushes.
     pub fn waiting(&self) -> usize {
         self.kept.lock().waiting.len()
     }
 
-    /// Flushes that were done.
+    /// The number of flushes that were done.
     pub fn flushes(&self) -> u64 {
         self.kept.lock().flushes
     }
 
-    /// Does the first flush that waits; `false` if there is none.
+    /// Does the first waiting flush; `false` if there is none.
     pub fn step(&self) -> bool {
         let mut kept = self.kept.lock();
         let Some((up_to, done)) = kept.waiting.pop_front() else { return false };
         let is_well = kept.flush(up_to);
         drop(kept);
-        // Who waited may have gone.
+        // The waiter may be gone.
         let _ = done.try_send(is_well);
         true
     }

@@ -1,39 +1,37 @@
 //! Checksums of pool pages: a CRC32C for each page, verified by every read from SSD.
 //!
-//! Owns the sums and the marks of a pool (`PageSums`, one for all workers). `SummedDisk` is a worker's disk with them:
-//! the layers above read and write pages as on any disk. docs/pages.md, "Checksums", has the crash cases.
+//! `PageSums` has the sums and the marks of a pool, for all workers. `SummedDisk` is a worker's disk with them: the layers above read and write pages
+//! as on any disk. docs/pages.md, "Checksums", has the crash cases.
 //!
 //! # A page's sum
-//! | value | stands for |
+//! | value | meaning |
 //! | --- | --- |
 //! | 0 | never written: a read of the page fails |
-//! | 0xffffffff | a write of it failed or was abandoned: the page is some mix of old and new, and is not verified |
-//! | other | CRC32C of the page's bytes, then of its number as 8 little-endian bytes; 1 where that is one of the above |
+//! | 0xffffffff | a write of the page failed or was abandoned: the page is a mix of old and new, and is not verified |
+//! | other | CRC32C of the page's bytes, then of its number as 8 little-endian bytes; 1 if that is one of the values above |
 //!
-//! The number is in it so that a page which was written to another's place shows. Sums are 4 little-endian bytes each, in
-//! order of pages.
+//! The number is included so that a page that was written to another's place is noticed. Sums are 4 little-endian bytes each, in the order of pages.
 //!
 //! # How it works
-//! Pages are overwritten in place, and a power loss may leave any mix of the old and the new bytes, and of the old and
-//! the new sum. Therefore a zone of pages is marked, durably, before a page in it that a file may rely upon is
-//! overwritten (`marks`); after a crash POSIX permits a mismatch there, for a write that was not synced; a mismatch
-//! anywhere else is rot. A page that was allocated and not written since needs no mark: nothing durable names it.
+//! Pages are overwritten in place, and a power loss may leave any mix of the old and the new bytes, and the old or the new sum. So before a page is
+//! overwritten on which a file may rely, its zone is marked durably (`marks`). After a crash a mismatch in a marked zone belongs to a write that was
+//! not synced, and POSIX permits it. A mismatch anywhere else is rot. A page that was allocated and not written since needs no mark, because no
+//! durable extent has it.
 //!
 //! # Invariants
-//! * When a write is done, its sum is in `blocks`; when a sync is done, so are the sums of all writes before it, on disk.
+//! * When a write is done, its sum is in `blocks`. When a sync is done, the sums of all writes before it are on disk as well.
 //! * A write to a page whose `settled` bit is set has its zone marked durably from before it begins until it and its
 //!   sum are durable.
-//! * `settled` is set for every page a durable extent says is written, and perhaps for others.
+//! * `settled` is set for every page that a durable extent says is written, and perhaps for others.
 //!
 //! # Failure
-//! A page whose sum does not match is an `IoError` that says so (`IoError::is_rot`) and names the page, so that its
-//! neighbours of the same IO can be told apart (`IoError::concerns`). A failed sync, of any caller, is final
-//! (`final_sync`).
+//! A page whose sum does not match is an `IoError` that says so (`IoError::is_rot`) and names the page, so that its neighbours in the same IO can be
+//! told apart (`IoError::concerns`). A failed sync of any caller is final (`final_sync`).
 
 mod blocks;
 mod disk;
 mod final_sync;
-/// Where sums lie.
+/// The places of sums.
 pub mod layout;
 mod marks;
 mod memory_marks;
@@ -51,15 +49,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Memory for sum blocks unless told otherwise: the sums of 16 GiB of pages that are in use.
+/// Default memory for sum blocks: the sums of 16 GiB of pages in use.
 pub const DEFAULT_CACHE_BYTES: usize = 16 << 20;
 
-/// Never written.
+/// The sum of a page that was never written.
 const NEVER: u32 = 0;
-/// Not verified.
+/// The sum of a page that is not verified.
 const UNKNOWN: u32 = u32::MAX;
 
-/// The sum of a page's bytes.
+/// The sum of a page with these bytes.
 pub fn page_sum(page: PoolPage, bytes: &[u8]) -> u32 {
     debug_assert_eq!(bytes.len(), PAGE_SIZE);
     match crc32c::crc32c_append(crc32c::crc32c(bytes), &page.0.to_le_bytes()) {
@@ -72,7 +70,7 @@ pub fn page_sum(page: PoolPage, bytes: &[u8]) -> u32 {
 #[derive(Debug, thiserror::Error)]
 #[error("the checksum does not match the bytes of pool pages {}", list(.pages))]
 pub struct RottenPages {
-    /// In ascending order.
+    /// The pages, in ascending order.
     pub pages: Vec<PoolPage>,
 }
 
@@ -90,26 +88,26 @@ struct Counters {
     foreground: AtomicU64,
 }
 
-/// How much of what. Pages unless they say otherwise.
+/// Figures, in pages unless they say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SumFigures {
-    /// Read, and their sums matched.
+    /// Pages whose sums matched when they were read.
     pub verified: u64,
-    /// Read in a zone that was being written when the last server went down; their sums did not match.
+    /// Pages read in a zone that was being written to when the last server went down, whose sums did not match.
     pub accepted: u64,
-    /// Read after a write of them failed, so without a sum.
+    /// Pages read without a sum, because a write of them had failed.
     pub unverified: u64,
-    /// Given a new sum after a crash or a failed write.
+    /// Pages that got a new sum after a crash or a failed write.
     pub resummed: u64,
-    /// Zones marked.
+    /// Marked zones.
     pub marked_zones: u64,
-    /// Of them, those that the last server left and that were not looked at yet.
+    /// Marked zones that the last server left and that were not recovered yet.
     pub recovering_zones: u64,
     /// Times a write waited for a mark.
     pub mark_waits: u64,
     /// Sum blocks in memory.
     pub blocks: usize,
-    /// And how many at most when nobody uses them.
+    /// Most sum blocks in memory when nobody uses them.
     pub blocks_bound: usize,
 }
 
@@ -119,15 +117,15 @@ pub struct PageSums {
     layout: SumLayout,
     blocks: Blocks,
     marks: Marks,
-    /// A bit a page.
+    /// A bit for each page.
     settled: Box<[AtomicU64]>,
-    /// Set once, with release, by whoever's sync failed; read with acquire behind every sync.
+    /// Set once, with release, after a failed sync; read with acquire after every sync.
     sync_failed: AtomicBool,
     counters: Counters,
 }
 
 impl PageSums {
-    /// Of a pool laid out so, in which durable extents say that the pages whose bits are set in `written` are written, and `marked` are the
+    /// The sums of a pool with this layout. Durable extents say that the pages whose bits are set in `written` are written, and `marked` are the
     /// zones that the server before left marked in `store`. `cache_bytes` bounds the sum blocks in memory.
     pub fn new(
         layout: SumLayout,
@@ -156,14 +154,14 @@ impl PageSums {
         }
     }
 
-    /// Where everything is.
+    /// The places of all pages and sums.
     pub fn layout(&self) -> &SumLayout {
         &self.layout
     }
 
     fn set_settled(&self, page: PoolPage, value: bool) {
         let (word, mask) = (&self.settled[(page.0 / 64) as usize], 1 << (page.0 % 64));
-        // Relaxed: a page's bit is changed under its block lock or before anybody knows the page, and read likewise.
+        // Relaxed: a page's bit is changed and read under its block lock, or before anybody else knows the page.
         if value {
             word.fetch_or(mask, Ordering::Relaxed)
         } else {
@@ -171,28 +169,28 @@ impl PageSums {
         };
     }
 
-    /// Whether the page was written since it was allocated, as far as this server and the extents it began with know.
+    /// Whether the page was written since it was allocated, as far as this server and the extents of its start tell.
     pub fn is_settled(&self, page: PoolPage) -> bool {
         self.settled[(page.0 / 64) as usize].load(Ordering::Relaxed) & (1 << (page.0 % 64)) != 0
     }
 
-    /// Whether a write of this page waits neither for its sum nor for its zone's mark, as of now.
+    /// Whether a write of this page would now wait neither for its sum nor for its zone's mark.
     pub fn may_overwrite_at_once(&self, page: PoolPage) -> bool {
         self.blocks.is_here(self.layout.sum(page).block)
             && (!self.is_settled(page) || self.marks.is_marked(self.layout.zone(page)))
     }
 
-    /// These pages were free and are a file's now: until they are written, nothing durable names their bytes.
+    /// Notes that these free pages belong to a file now. Until they are written, no durable extent has their bytes.
     pub fn note_allocated(&self, pages: Range<u64>) {
         pages.for_each(|page| self.set_settled(PoolPage(page), false));
     }
 
-    /// IOs of requests and of write-back so far: who gives way to them watches it.
+    /// The number of IOs of requests and of write-back so far. The scrub gives way while it grows.
     pub fn foreground(&self) -> u64 {
         self.counters.foreground.load(Ordering::Relaxed)
     }
 
-    /// Figures of about this moment.
+    /// Figures as of about now.
     pub fn figures(&self) -> SumFigures {
         let (marked_zones, recovering_zones, mark_waits) = self.marks.figures();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Pages that are verified, pages that are accepted, and crashes, on a simulated disk.
+//! Verified pages, accepted pages, and crashes, on a simulated disk.
 
 use super::*;
 use crate::bits;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Three zones, the last one short.
 const PAGES: u64 = 2 * ZONE_PAGES + 40;
 
-/// A disk, and where marks are kept.
+/// A disk and a store of marks.
 struct Medium {
     disk: SimDisk,
     marks: Arc<MemoryMarks>,
@@ -51,7 +51,7 @@ fn medium(seed: u64) -> Medium {
 fn start(medium: &Medium, written: impl IntoIterator<Item = u64>) -> SummedDisk {
     let frames = Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd"));
     let written = bits::of(PAGES, written.into_iter().map(|page| page..page + 1));
-    // One block: all others are read again and again.
+    // The cache has room for one block of sums, so that blocks are read from the disk again and again.
     let (layout, marks) = (SumLayout::new([PAGES]), medium.marks.clone());
     let sums = PageSums::new(layout, PAGE_SIZE, written, marks.marked(), marks);
     SummedDisk::new(Rc::new(medium.disk.clone()), frames, Arc::new(sums))
@@ -92,7 +92,7 @@ fn flip(disk: &Medium, page: u64, bit: usize) {
 
 #[test]
 fn golden_sums() {
-    // Computed bit by bit outside of this program.
+    // The expected sum was computed bit by bit, by another program.
     assert_eq!(page_sum(PoolPage(0x0102), &[7; PAGE_SIZE]), 0xED48_F797);
     let disk = medium(0);
     let summed = start(&disk, []);
@@ -124,25 +124,25 @@ fn rot_is_an_error_of_its_page_alone() {
         assert_eq!(rotten, [page], "seed {seed}");
         assert_eq!(summed.sums().figures().verified, 9);
         disk.poke(page, &before.try_into().expect("a page"));
-        // Its sum instead: nobody can tell which of the two is right.
+        // The page's sum is flipped instead of its bytes: nobody can tell which of the two is right.
         flip(&disk, PAGES, page as usize * 32 + bit % 32);
         let summed = start(&disk, 0..10);
         assert!(read(&summed, page, 1).result.expect_err("its sum rotted").is_rot());
         assert!(read(&summed, (page + 1) % 10, 1).result.is_ok());
         flip(&disk, PAGES, page as usize * 32 + bit % 32);
     }
-    // A page that another's bytes were written to.
+    // Two pages have the bytes of another page.
     disk.poke(4, &stamp(5, 1));
     disk.poke(7, &disk.peek(6).try_into().expect("a page"));
     let summed = start(&disk, 0..10);
     assert!(read(&summed, 7, 1).result.is_err() && read(&summed, 4, 1).result.is_err());
-    // Sums that came back as zeros, and a page that was never written.
+    // A page that was never written, and a block of sums that reads as zeros.
     assert!(read(&summed, 11, 1).result.is_err());
     disk.poke(PAGES, &[0; PAGE_SIZE]);
     assert!(read(&start(&disk, 0..10), 1, 1).result.is_err());
 }
 
-/// A server is killed between a mark and its flush: the next one reads it, but a power loss may still take it.
+/// A server is killed between setting a mark and flushing it. The next server reads the mark, but a power loss may still take it.
 #[test]
 fn a_mark_that_a_killed_server_did_not_flush_is_flushed_before_it_is_relied_upon() {
     for seed in 0..40 {
@@ -190,7 +190,7 @@ fn a_mark_costs_one_flush_and_a_hot_zone_none() {
     summed.sums().note_allocated(300..302);
     put(&summed, 300, 1);
     assert_eq!((disk.marks.flushes(), disk.counters().syncs), (2, 2));
-    // All zones of a batch at once.
+    // A batch that writes to several zones marks all of them with one flush.
     block_on(summed.sync()).expect("synced");
     for _ in 0..3 {
         block_on(summed.sweep()).expect("swept");
@@ -216,7 +216,7 @@ fn a_failed_write_leaves_a_page_without_a_sum() {
     assert_eq!(block_on(next.examine(1..2)).expect("looked"), [Verdict::NoSum]);
     assert_eq!(block_on(next.settle(1..2)).expect("settled"), 1);
     assert_eq!(block_on(next.examine(1..2)).expect("looked"), [Verdict::Good]);
-    // A mark or a sum that cannot be written fails what needs it.
+    // If a mark cannot be written, the page write that needs it fails; if a sum cannot be written, the sync fails.
     disk.marks.fail(true);
     assert!(block_on(next.submit(vec![write(1, 3)]))[0].result.is_err());
     assert_eq!(bytes(&read(&next, 1, 1)), stamp(1, 1), "it was not begun");
@@ -247,7 +247,7 @@ fn an_abandoned_write_leaves_its_zone_marked() {
     assert_eq!(summed.sums().figures().marked_zones, 1);
 }
 
-/// A device reports once that it lost something; a sync that hears of it must not be the only one that knows.
+/// A device reports only once that it lost something. After a sync that got this error, all other syncs must fail as well.
 #[test]
 fn a_sync_that_fails_is_everybodys_and_for_good() {
     let disk = medium(0);
@@ -265,8 +265,8 @@ fn a_sync_that_fails_is_everybodys_and_for_good() {
     assert!(block_on(summed.sync()).is_err() && block_on(summed.finish()).is_err());
 }
 
-/// Many writers overwrite pages of one zone, each syncs; then nothing is written for a while; then another zone is. As the
-/// regression in `marks_tests`, with the whole of `SummedDisk`.
+/// Many writers overwrite pages of one zone and each syncs. Then nothing is written for a while, and then another zone is. The same as the regression
+/// in `marks_tests`, with a whole `SummedDisk`.
 #[test]
 fn several_writers_of_one_zone_then_idle_then_another_zone() {
     for seed in 0..60 {
@@ -322,7 +322,7 @@ fn several_writers_of_one_zone_then_idle_then_another_zone() {
     }
 }
 
-/// Runs to the end, or for a number of disk steps.
+/// Runs the future to its end, or until the disk has done so many steps.
 fn drive<T>(disk: &Medium, future: impl Future<Output = T>, steps: usize) -> Option<T> {
     let mut future = pin!(future);
     for _ in 0..=steps {
@@ -334,13 +334,13 @@ fn drive<T>(disk: &Medium, future: impl Future<Output = T>, steps: usize) -> Opt
     None
 }
 
-/// What a page may hold: what was synced last, and all that was written since.
+/// The versions that a page may hold: the one that was synced last, and all that were written since.
 #[derive(Clone, Debug, Default)]
 struct Expect {
     versions: Vec<u8>,
-    /// Something durable names it.
+    /// An extent of a durable batch has the page.
     is_named: bool,
-    /// It was written in this life and not synced since.
+    /// The page was written in this life of the server and not synced since.
     is_new: bool,
 }
 
@@ -362,7 +362,7 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
         let mut pages: BTreeMap<u64, Expect> = BTreeMap::new();
         let below = |bound: u64| random.next_u64() % bound;
         let any_page = || [0, 2 * ZONE_PAGES, 250][below(3) as usize] + below(12);
-        // Several lives, each ended by a crash, the last ones on what the first left.
+        // Several lives of a server, each ended by a crash. Each starts with what the life before left.
         for life in 0..3 {
             let named: Vec<u64> =
                 pages.iter().filter(|(_, page)| page.is_named).map(|(page, _)| *page).collect();
@@ -372,7 +372,7 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
                 let context = format!("seed {seed} life {life} page {page}");
                 assert!(done.result.is_ok(), "{context}: {:?}", done.result);
                 assert!(pages[page].allows(*page, bytes(&done)), "{context}");
-                // As it is now, it stays, and may be torn between versions.
+                // A second read returns the same bytes. They may be torn between versions.
                 assert_eq!(bytes(&read(&summed, *page, 1)), bytes(&done), "{context}");
             }
             accepted += summed.sums().figures().accepted;
@@ -391,7 +391,7 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
             disk.set_mode(SimMode::Deferred);
             let ops = 1 + below(40);
             for op in 0..ops {
-                // The last one is cut off somewhere.
+                // The last operation is cut off after a few disk steps.
                 let steps = if op + 1 == ops { below(8) as usize } else { usize::MAX };
                 match below(10) {
                     0..6 => {
@@ -429,7 +429,7 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
                 }
             }
             drop(summed);
-            // A kill without a power loss leaves what the device has; a power loss some of it.
+            // A kill loses no write that reached the device; a power loss loses some of them.
             if below(4) > 0 {
                 disk.crash(&random);
             } else {
@@ -438,7 +438,7 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
             disk.set_mode(SimMode::AtOnce);
             pages.values_mut().for_each(|page| page.is_new = false);
         }
-        // All is settled, the server stops cleanly: from now on any flipped bit is rot.
+        // The last server recovers all zones and stops cleanly: from now on any flipped bit is rot.
         let named: Vec<u64> = pages.iter().filter(|(_, page)| page.is_named).map(|(page, _)| *page).collect();
         let summed = start(&disk, named.iter().copied());
         while let Some(zone) = summed.next_recovering() {

@@ -1,18 +1,18 @@
-//! The right to write blocks of one kind: one batch after another, so that the newest write of a block counts.
+//! The right to write blocks of one kind: one batch after another, so that the newest write of a block is the last.
 //!
 //! # Failure
-//! A batch whose future is dropped may still be on its way to the device, and could land after a later one and undo it. So no
-//! block of the kind is written then until the server is restarted.
+//! A batch whose future is dropped may still be on its way to the device, and could overwrite a later batch. So after that no block of the kind is
+//! written until the server is restarted.
 
 use crate::pool::disk::{Disk, IoRequest};
 use std::io;
 
-/// A batch was submitted and its end was not seen.
+/// A batch was submitted, and its end was not seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a write of {0} was given up half-way; what is on SSD is unknown until the server is restarted")]
 pub(super) struct GivenUp(&'static str);
 
-/// Who writes these blocks takes a turn.
+/// The turns for blocks of one kind.
 #[derive(Debug)]
 pub(super) struct Turns {
     what: &'static str,
@@ -20,14 +20,14 @@ pub(super) struct Turns {
     is_writing: async_lock::Mutex<bool>,
 }
 
-/// A turn.
+/// A turn to write.
 pub(super) struct Turn<'a> {
     what: &'static str,
     is_writing: async_lock::MutexGuard<'a, bool>,
 }
 
 impl Turns {
-    /// For blocks that errors call so.
+    /// Turns for blocks that errors call `what`.
     pub(super) fn of(what: &'static str) -> Self {
         Self { what, is_writing: async_lock::Mutex::new(false) }
     }
@@ -39,7 +39,7 @@ impl Turns {
 }
 
 impl Turn<'_> {
-    /// Writes a batch; the result of each of its requests.
+    /// Writes a batch. Returns the result of each request.
     ///
     /// # Errors
     /// [`GivenUp`]: nothing was written.

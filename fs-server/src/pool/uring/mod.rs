@@ -1,26 +1,24 @@
 //! The disk: io_uring over the pool's data files.
 //!
-//! Owns one ring of one worker thread. Tasks submit batches; the worker's reactor calls `UringDisk::turn`, which hands
-//! all new operations to the kernel with one system call and completes finished ones.
+//! A `UringDisk` is the ring of one worker thread. Tasks submit batches; the worker's reactor calls `UringDisk::turn`, which hands all new operations
+//! to the kernel with one system call and completes finished ones.
 //!
 //! # How it works
-//! A request becomes operations (`plan`): cut where a data file ends, neighbouring frames merged into one transfer
-//! from registered memory, scattered ones gathered in one vectored transfer. Operations wait in `waiting` until one
-//! of `RING_DEPTH` places is free. A transfer that came back short goes on behind the last whole sector.
+//! A request becomes operations (`plan`): it is cut where a data file ends, neighbouring frames become one transfer of registered memory, and
+//! scattered ones one vectored transfer. Operations wait in `waiting` until one of `RING_DEPTH` places is free. A transfer that came back short is
+//! continued behind its last whole sector.
 //!
 //! # Invariants
-//! * An operation in the kernel holds its request, and the request its buffer, until the completion is reaped, also if
-//!   the future is dropped; the ring waits for all of them when it is dropped. So no IO can write to memory that has
-//!   another user.
+//! * An operation in the kernel keeps its request, and the request its buffer, until the completion is reaped, also if the future is dropped. The
+//!   ring waits for all of them when it is dropped. So no IO can write to memory that has another user.
 //! * At most `RING_DEPTH` operations are in the kernel and the completion queue has twice as many places: it cannot
 //!   overflow.
-//! * A batch is taken in whole or not at all; while `MOST_WAITING` operations wait, new batches stay with their
-//!   futures until there is room.
+//! * A batch is taken as a whole or not at all. While `MOST_WAITING` operations wait, new batches stay in their futures until there is room.
 //!
 //! # Failure
-//! A device error goes to its request; the others of a batch are not touched. `EINTR` and `EAGAIN` are tried again,
-//! `MOST_RETRIES` times. Where memory or files cannot be registered, plain transfers take their place, and a warning
-//! says so once. A ring that cannot be entered at all is an error of `turn`: the worker cannot go on.
+//! A device error goes to its request; the others of a batch are not affected. `EINTR` and `EAGAIN` are tried again, `MOST_RETRIES` times. If memory
+//! or files cannot be registered, plain transfers are used instead, and one warning says so. If the ring cannot be entered at all, `turn` returns an
+//! error: the worker cannot go on.
 
 mod operation;
 mod plan;
@@ -43,28 +41,28 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Operations in the kernel at once. Commodity NVMe drives reach their full rate at 32 to 128; more only waits in
-/// the device instead of here.
+/// Operations in the kernel at once. Commodity NVMe drives reach their full rate at 32 to 128; more of them would only wait in the device instead of
+/// here.
 pub const RING_DEPTH: usize = 256;
-/// Operations that wait for a place in the ring; beyond it, batches wait with their futures.
+/// Operations that may wait for a place in the ring. Further batches wait in their futures.
 pub const MOST_WAITING: usize = 4096;
-/// Times an operation is tried again after `EINTR` or `EAGAIN`. Both mean that the kernel was short of something
-/// for a moment; what persists is an error the caller must see.
+/// How many times an operation is tried again after `EINTR` or `EAGAIN`. Both mean that the kernel was short of something for a moment; if that
+/// lasts, the caller must see the error.
 pub const MOST_RETRIES: u8 = 32;
 
-/// Bytes a device transfers whole; a short transfer is continued at such a boundary.
+/// The unit that a device transfers as a whole. A short transfer is continued at such a boundary.
 const SECTOR_BYTES: usize = 512;
 
-/// What was done so far.
+/// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UringCounters {
     /// Operations completed.
     pub operations: u64,
-    /// Of them, those from or to registered frames.
+    /// Operations that used registered frames.
     pub fixed: u64,
     /// System calls made to submit or complete.
     pub enters: u64,
-    /// Transfers that came back short and went on.
+    /// Transfers that came back short and were continued.
     pub continued: u64,
 }
 
@@ -72,11 +70,11 @@ pub struct UringCounters {
 #[derive(Debug)]
 pub struct UringDisk {
     core: Rc<RefCell<Core>>,
-    /// The ring's descriptor; open as long as `core`.
+    /// The ring's descriptor, which is open as long as `core` exists.
     ring_fd: std::os::fd::RawFd,
 }
 
-/// A ring that goes when its worker does.
+/// A ring that this does not keep alive.
 #[derive(Clone, Debug)]
 pub struct WeakRing {
     core: Weak<RefCell<Core>>,
@@ -84,7 +82,7 @@ pub struct WeakRing {
 }
 
 impl WeakRing {
-    /// The ring, if it is still there.
+    /// The ring, if it still exists.
     pub fn upgrade(&self) -> Option<UringDisk> {
         self.core.upgrade().map(|core| UringDisk { core, ring_fd: self.ring_fd })
     }
@@ -92,12 +90,12 @@ impl WeakRing {
 
 #[derive(Debug)]
 struct Core {
-    // Dropped first, after it has waited for everything in flight; buffers and files outlive it.
+    // The first field: dropping it waits for everything in flight, so buffers and files outlive it.
     ring: Ring,
     files: Arc<DataFiles>,
     frames: Arc<SharedMemory>,
     waiting: VecDeque<Operation>,
-    /// Batches that found no room, to be woken in order.
+    /// Wakers of batches that found no room, in order.
     outside: Vec<Waker>,
     counters: UringCounters,
 }
@@ -111,7 +109,7 @@ impl UringDisk {
         Self::with_registration(files, frames, true)
     }
 
-    /// Without registration everything works as where the kernel refuses it.
+    /// Without `register` everything works as if the kernel refused to register memory.
     fn with_registration(
         files: Arc<DataFiles>,
         frames: Arc<SharedMemory>,
@@ -147,7 +145,7 @@ impl UringDisk {
         let mut finished = Vec::new();
         let completed = core.reap(&mut finished);
         if completed > 0 && core.fill() {
-            // Places became free: what waited, and what came back short, goes on at once.
+            // Places became free, so waiting operations and short transfers go on at once.
             core.counters.enters += u64::from(core.ring.enter(0)?);
         }
         let outside = match core.waiting.len() < MOST_WAITING {
@@ -155,59 +153,59 @@ impl UringDisk {
             false => Vec::new(),
         };
         drop(core);
-        // Wakers run other people's code: not under the borrow.
+        // Outside of the borrow, because wakers run other code.
         finished.into_iter().for_each(Owner::tell);
         outside.into_iter().for_each(Waker::wake);
         Ok(completed)
     }
 
-    /// It, for who does not keep it.
+    /// A reference that does not keep the ring.
     pub fn downgrade(&self) -> WeakRing {
         WeakRing { core: Rc::downgrade(&self.core), ring_fd: self.ring_fd }
     }
 
-    /// Writes blocks to a file that is none of the pool's. Resolves when all of it survives a power loss.
+    /// Writes blocks to a file that is not a data file. Resolves when all of it survives a power loss.
     pub fn write_blocks(&self, write: BlockWrite) -> LocalFuture<'static, io::Result<()>> {
         let (ticket, future) = Ticket::new();
         let state = Rc::new(SyncState::new(ticket, 1));
-        // As syncs do, it does not wait for room: a worker has one.
+        // Like a sync, it does not wait for room: a worker has one such write at a time.
         self.core.borrow_mut().waiting.push_back(Operation::blocks(write, state));
         Box::pin(future)
     }
 
-    /// Whether nothing is in the kernel, and nothing waits to go there.
+    /// Whether no operation is in the kernel or waits to go there.
     pub fn is_idle(&self) -> bool {
         let core = self.core.borrow();
         core.ring.in_flight() == 0 && core.waiting.is_empty()
     }
 
-    /// Whether `turn` has something to do now: operations to hand over, or completions that are there.
+    /// Whether `turn` has something to do now: operations to submit, or completions.
     pub fn has_work(&self) -> bool {
         let mut core = self.core.borrow_mut();
         let room = core.ring.in_flight() < RING_DEPTH;
         (room && !core.waiting.is_empty()) || core.ring.has_work()
     }
 
-    /// Readable (POLLIN) while completions are there.
+    /// The descriptor that is readable (POLLIN) while there are completions.
     pub fn poll_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is the ring's, which lives as long as `core`, and `self` keeps `core`.
         unsafe { BorrowedFd::borrow_raw(self.ring_fd) }
     }
 
-    /// What was done so far.
+    /// Counts since the start.
     pub fn counters(&self) -> UringCounters {
         self.core.borrow().counters
     }
 
-    /// Whether frames go through registered memory.
+    /// Whether IOs use frames as registered memory.
     pub fn has_registered_frames(&self) -> bool {
         self.core.borrow().ring.piece_bytes().is_some()
     }
 
-    /// Runs one future without a worker, sleeping in the kernel while IOs are in flight: for tools and tests.
+    /// Runs one future without a worker, and sleeps in the kernel while IOs are in flight. For tools and tests.
     ///
     /// # Errors
-    /// If the ring is broken, or the future waits for something that is not this disk.
+    /// If the ring is broken, or the future waits for something other than this disk.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> io::Result<T> {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
@@ -241,7 +239,7 @@ impl Disk for UringDisk {
         let mut core = self.core.borrow_mut();
         let files = core.files.files().len();
         let state = Rc::new(SyncState::new(ticket, files));
-        // Syncs do not wait for room: there are few of them, one operation a data file.
+        // Syncs do not wait for room, because there are few of them, with one operation for each data file.
         for file in 0..files {
             core.waiting.push_back(Operation::sync(file, state.clone()));
         }
@@ -254,7 +252,7 @@ impl Disk for UringDisk {
 }
 
 impl Core {
-    /// Takes a batch in. Also returns the requests that cannot be done, to be told after the borrow ends.
+    /// Takes a batch. Also returns the requests that are impossible, whose results are told after the borrow ends.
     fn take(&mut self, requests: Vec<IoRequest>) -> (BatchFuture, Vec<Owner>) {
         let (batch, future) = Batch::new(requests.len());
         let mut refused = Vec::new();
@@ -278,7 +276,7 @@ impl Core {
         (future, refused)
     }
 
-    /// Moves waiting operations to free places of the ring; whether there were any.
+    /// Moves waiting operations to free places of the ring. Returns whether there were any.
     fn fill(&mut self) -> bool {
         let mut any = false;
         while self.ring.in_flight() < RING_DEPTH {
@@ -291,7 +289,7 @@ impl Core {
         any
     }
 
-    /// Takes completions in; requests that are done go to `finished`.
+    /// Takes completions. Requests that are done go to `finished`.
     fn reap(&mut self, finished: &mut Vec<Owner>) -> usize {
         let mut completed = 0;
         while let Some((mut operation, result)) = self.ring.pop() {
@@ -314,7 +312,7 @@ impl Core {
     }
 }
 
-/// A batch that waits for room, then for its IOs. Dropped while it waits for room, its IOs are not done.
+/// A batch that waits for room, and then for its IOs. If it is dropped while it waits for room, its IOs are not done.
 enum Admission {
     Outside { core: Weak<RefCell<Core>>, requests: Vec<IoRequest> },
     Inside(BatchFuture),
@@ -331,7 +329,7 @@ impl Future for Admission {
             };
             let mut core = core.borrow_mut();
             if core.waiting.len() >= MOST_WAITING {
-                // A future that is polled again while it waits is noted once.
+                // A waker that is already in the list is not added again.
                 if !core.outside.iter().any(|waker| waker.will_wake(context.waker())) {
                     core.outside.push(context.waker().clone());
                 }

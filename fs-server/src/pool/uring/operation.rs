@@ -1,7 +1,7 @@
-//! Operations in and before the ring, and their requests and batches.
+//! Operations in the ring and in front of it, and their requests and batches.
 //!
-//! An `Operation` keeps its request alive by reference count; the request keeps the buffer. When the last
-//! operation of a request is done, the request's result goes to its batch.
+//! An `Operation` keeps its request alive by a reference count, and the request keeps the buffer. When the last operation of a request is done, the
+//! request's result goes to its batch.
 
 use super::plan::{Piece, Vector};
 use super::{MOST_RETRIES, SECTOR_BYTES};
@@ -48,13 +48,13 @@ impl RequestState {
         self.kind
     }
 
-    /// The first error of a request is its result.
+    /// Notes an error. The first error of a request is its result.
     pub(super) fn fail(&self, error: io::Error) {
         self.error.borrow_mut().get_or_insert(error);
     }
 }
 
-/// A sync whose files are not all done, or a durable write.
+/// A sync whose files are not all done, or a durable write that is not done.
 #[derive(Debug)]
 pub(super) struct SyncState {
     ticket: Ticket,
@@ -68,7 +68,7 @@ impl SyncState {
     }
 }
 
-/// What an operation belongs to.
+/// The request or sync to which an operation belongs.
 #[derive(Clone, Debug)]
 pub(super) enum Owner {
     Request(Rc<RequestState>),
@@ -76,7 +76,7 @@ pub(super) enum Owner {
 }
 
 impl Owner {
-    /// Hands the result to whoever waits. All operations are done.
+    /// Gives the result to the waiter. All operations are done.
     pub(super) fn tell(self) {
         match self {
             Self::Request(state) => {
@@ -96,7 +96,7 @@ impl Owner {
     }
 }
 
-/// What an operation does.
+/// The work of an operation.
 #[derive(Debug)]
 pub(super) enum Action {
     Transfer {
@@ -106,7 +106,7 @@ pub(super) enum Action {
     Sync {
         file: usize,
     },
-    /// Of these blocks so many bytes are written.
+    /// Writes blocks durably; `done` bytes are written.
     Blocks {
         write: BlockWrite,
         done: usize,
@@ -121,12 +121,12 @@ pub(super) struct Operation {
     retries: u8,
 }
 
-/// What follows a completion.
+/// The next step after a completion.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// Submit it again: it came back short or the kernel asked for it.
+    /// Submit the operation again: it came back short, or the kernel asked for that.
     Again,
-    /// It is done.
+    /// The operation is done.
     Done(io::Result<()>),
 }
 
@@ -147,7 +147,7 @@ impl Operation {
         matches!(&self.action, Action::Transfer { piece, .. } if piece.fixed.is_some())
     }
 
-    /// Takes the kernel's result in.
+    /// Takes the kernel's result.
     pub(super) fn advance(&mut self, result: i32) -> Next {
         if result < 0 {
             let error = io::Error::from_raw_os_error(result.saturating_neg());
@@ -167,7 +167,7 @@ impl Operation {
         if moved >= wanted {
             return Next::Done(Ok(()));
         }
-        // Direct IO goes on at a sector; the bytes of a part of one are transferred again.
+        // Direct IO is continued at a sector boundary, so the bytes of a partial sector are transferred again.
         let moved = moved - moved % SECTOR_BYTES;
         if moved == 0 {
             let is_read = matches!(&self.action, Action::Transfer { kind, .. } if super::is_read(*kind));
@@ -188,7 +188,7 @@ impl Operation {
         Next::Again
     }
 
-    /// Counts a done operation; the owner, if it was the last one.
+    /// Counts an operation as done. Returns the owner if it was its last one.
     pub(super) fn finish(self, result: io::Result<()>) -> Option<Owner> {
         let (left, error) = match &self.owner {
             Owner::Request(state) => (&state.left, &state.error),

@@ -1,12 +1,12 @@
-//! From a request to operations: pure arithmetic.
+//! From a request to operations, without side effects.
 //!
-//! A request is one range of the pool and a row of memory. It is cut where a data file ends; inside a file, memory
-//! that is one piece becomes a plain or fixed transfer, memory in several pieces one vectored transfer.
+//! A request is a range of the pool and a sequence of memory. It is cut where a data file ends. Inside a file, contiguous memory becomes a plain or
+//! fixed transfer, and scattered memory one vectored transfer.
 //!
 //! # Invariants
 //! * The pieces cover the request's bytes in order, without gaps.
 //! * Every address lies in the request's own buffer, or in the frames' memory.
-//! * A fixed piece lies in one registered piece.
+//! * A fixed piece is within one registered piece.
 
 use crate::pool::data_files::DataFiles;
 use crate::pool::disk::{IoBuffer, IoRequest};
@@ -17,7 +17,7 @@ use std::io;
 
 /// Most vectors of one transfer: the kernel's `UIO_MAXIOV`.
 const MOST_VECTORS: usize = 1024;
-/// Most bytes of one transfer. The kernel stops at 2 GiB less a page (`MAX_RW_COUNT`).
+/// Most bytes of one transfer. The kernel's limit is 2 GiB less a page (`MAX_RW_COUNT`).
 const MOST_BYTES: usize = 1 << 30;
 
 /// One range of memory.
@@ -34,11 +34,11 @@ pub(super) struct Vector {
 pub(super) struct Piece {
     /// Index of the data file.
     pub(super) file: usize,
-    /// Where in it.
+    /// The offset in the file.
     pub(super) file_offset: u64,
     /// The memory, in order.
     pub(super) vectors: VecDeque<Vector>,
-    /// The registered piece that holds the one vector, if it is registered.
+    /// The index of the registered piece with this memory, if it is registered.
     pub(super) fixed: Option<u16>,
 }
 
@@ -147,7 +147,7 @@ mod tests {
         IoRequest { kind: IoKind::Read, offset: page * PAGE_SIZE_U64, buffer: IoBuffer::Frames(frames) }
     }
 
-    /// (file, page in it, frame and pages of each vector, fixed)
+    /// The file, the page in it, frame and pages of each vector, and the registered piece.
     type Shape = (usize, u64, Vec<(usize, usize)>, Option<u16>);
 
     fn shape(pieces: &[Piece], base: usize) -> Vec<Shape> {
@@ -176,12 +176,12 @@ mod tests {
             plan(8, &[40, 39, 41, 42], registered).ok(),
             Some(vec![(1, 4, vec![(40, 1), (39, 1), (41, 2)], None)])
         );
-        // Across two data files.
+        // A request across two data files.
         assert_eq!(
             plan(2, &[20, 21, 22, 23, 24], registered).ok(),
             Some(vec![(0, 2, vec![(20, 2)], Some(1)), (1, 0, vec![(22, 3)], Some(1))])
         );
-        // Across two registered pieces: neither is all of it, so it is vectored.
+        // A request across two registered pieces: neither has all of it, so the transfer is vectored.
         assert_eq!(
             plan(8, &[14, 15, 16, 17], registered).ok(),
             Some(vec![(1, 4, vec![(14, 2), (16, 2)], None)])

@@ -1,13 +1,13 @@
-//! The ring itself: the only code that hands memory to the kernel.
+//! The ring itself: the only code that passes memory to the kernel.
 //!
-//! Owns the io_uring and every operation in it. `push` puts an operation into a place and a submission queue entry
-//! with the place's number; `pop` takes a completion and gives the operation of that place back.
+//! It has the io_uring and every operation in it. `push` puts an operation into a place, and an entry with the place's number into the submission
+//! queue. `pop` takes a completion and returns the operation of that place.
 //!
 //! # Safety argument
-//! The kernel reads and writes the memory an operation names from `push` until its completion is popped. That memory
-//! is (a) the request's own buffer, kept by the operation; (b) frames, kept by `frames`, whose address and length
-//! never change; (c) the array of vectors, kept by the place; (d) the blocks of a durable write and its file, kept by the operation. `Drop` waits for every operation in the kernel, and if
-//! it cannot, leaks all of these rather than free them.
+//! The kernel reads and writes the memory that an operation names from `push` until its completion is popped. That memory is (a) the request's own
+//! buffer, kept by the operation; (b) frames, kept by `frames`, whose address and length never change; (c) the array of vectors, kept by the place;
+//! (d) the blocks of a durable write and its file, kept by the operation. `Drop` waits for every operation in the kernel, and if it cannot, leaks all
+//! of these instead of freeing them.
 
 use super::operation::{Action, Operation};
 use crate::pool::data_files::DataFiles;
@@ -18,12 +18,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// Bytes of a registered piece: the kernel registers 1 GiB at once at most.
+/// Bytes of a registered piece: the kernel registers at most 1 GiB at once.
 const PIECE_BYTES: usize = 1 << 30;
-/// Pieces the kernel registers at most (`IORING_MAX_REG_BUFFERS`).
+/// Most pieces that the kernel registers (`IORING_MAX_REG_BUFFERS`).
 const MOST_PIECES: usize = 1 << 14;
 
-/// An io_uring with the operations in it.
+/// An io_uring, and the operations in it.
 pub(super) struct Ring {
     ring: IoUring,
     places: Vec<Option<InKernel>>,
@@ -32,13 +32,13 @@ pub(super) struct Ring {
     files_registered: bool,
     frames: Arc<SharedMemory>,
     frames_registered: bool,
-    /// Entries in the submission queue that the kernel has not taken.
+    /// Whether the submission queue has entries that the kernel has not taken.
     unsubmitted: bool,
 }
 
 struct InKernel {
     operation: Operation,
-    /// What a vectored transfer points at.
+    /// The array of a vectored transfer.
     vectors: Vec<libc::iovec>,
 }
 
@@ -56,8 +56,8 @@ impl Ring {
         register: bool,
     ) -> io::Result<Self> {
         let entries = u32::try_from(depth).map_err(io::Error::other)?;
-        // Completions are put in when this thread enters the kernel anyway, not by interrupting it. Kernels before
-        // 6.0 do not know all of the flags and do without.
+        // Completions are processed when this thread enters the kernel anyway, without interrupting it. Kernels before 6.0 do not know all of the
+        // flags, and are asked without them.
         let ring = IoUring::builder()
             .dontfork()
             .setup_single_issuer()
@@ -122,7 +122,7 @@ impl Ring {
         }
     }
 
-    /// Size of registered pieces, if frames are registered.
+    /// The size of registered pieces, if frames are registered.
     pub(super) fn piece_bytes(&self) -> Option<usize> {
         self.frames_registered.then_some(PIECE_BYTES)
     }
@@ -131,7 +131,7 @@ impl Ring {
         self.ring.as_raw_fd()
     }
 
-    /// Operations pushed and not popped.
+    /// The number of operations that were pushed and not popped.
     pub(super) fn in_flight(&self) -> usize {
         self.places.len() - self.free.len()
     }
@@ -145,7 +145,7 @@ impl Ring {
         submission.taskrun() || submission.cq_overflow()
     }
 
-    /// Puts an operation into the ring. There is a free place: `in_flight` is less than the depth.
+    /// Puts an operation into the ring. The caller has checked that there is a free place: `in_flight` is less than the depth.
     pub(super) fn push(&mut self, operation: Operation) {
         let place = self.free.pop().expect("the caller looked for a free place");
         let vectors = match &operation.action {
@@ -160,7 +160,7 @@ impl Ring {
             _ => Vec::new(),
         };
         let entry = self.entry(&operation, &vectors).user_data(u64::from(place));
-        // Moving the two keeps what they point at where it is: buffers and vectors are on the heap.
+        // Moving both does not move their memory: buffers and vectors are on the heap.
         self.places[place as usize] = Some(InKernel { operation, vectors });
         // SAFETY: everything the entry names lives until the completion is popped; see the module's argument.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -225,7 +225,7 @@ impl Ring {
         types::Fd(self.files.files()[file].as_fd().as_raw_fd())
     }
 
-    /// Submits what was pushed and waits for `want` completions; whether a system call was made.
+    /// Submits the pushed operations and waits for `want` completions. Returns whether it made a system call.
     pub(super) fn enter(&mut self, want: usize) -> io::Result<bool> {
         let submission = self.ring.submission();
         let needed = want > 0 || self.unsubmitted || submission.taskrun() || submission.cq_overflow();
@@ -235,8 +235,8 @@ impl Ring {
         }
         match self.ring.submit_and_wait(want) {
             Ok(_) => {}
-            // Interrupted, or the kernel is short of memory or of completion places: what is not taken yet stays
-            // in the queue for the next turn.
+            // The call was interrupted, or the kernel is short of memory or of completion places. Entries that it did not take stay in the queue for
+            // the next turn.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! The disk on real files, with O_DIRECT where the file system can.
+//! The disk on real files, with O_DIRECT if the file system has it.
 
 use super::*;
 use crate::pool::aligned_buf::AlignedBuf;
@@ -9,7 +9,7 @@ use futures_lite::future::{block_on, poll_once};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// Data files of so many pages each, and second descriptors to look at them with.
+/// Makes data files with so many pages each, and opens them a second time for the tests to look at them.
 fn files(pages: &[u64]) -> (Arc<DataFiles>, Vec<File>, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut files = DataFiles::new();
@@ -29,7 +29,7 @@ fn files(pages: &[u64]) -> (Arc<DataFiles>, Vec<File>, tempfile::TempDir) {
     (Arc::new(files), plain, dir)
 }
 
-/// Overwrites all pages, so that direct reads are done by the device and not at once, as those of holes are.
+/// Overwrites all pages. Direct reads of holes would complete at once, without the device.
 fn fill(plain: &File, pages: u64) {
     for page in 0..pages {
         plain.write_all_at(&[0x11; PAGE_SIZE], DATA_START + page * PAGE_SIZE_U64).expect("write");
@@ -109,12 +109,12 @@ fn a_batch_goes_to_its_files_with_one_system_call() {
 fn errors_come_with_the_buffer_and_harm_no_other_request() {
     let (files, plain, _dir) = files(&[4]);
     let disk = UringDisk::new(files, frames(4)).expect("io_uring");
-    // The file is cut under the pool: reads behind its end are errors, never zeros.
+    // The file is shortened under the pool. Reads behind its end are errors, never zeros.
     plain[0].set_len(DATA_START + 2 * PAGE_SIZE_U64).expect("cut");
     let batch = vec![
         request(IoKind::Read, 0, IoBuffer::Owned(filled(2, 1))),
         request(IoKind::Read, 1, IoBuffer::Owned(filled(2, 1))),
-        // Behind the four pages is one block of sums.
+        // Page 5 is behind the four pages and the one block of sums.
         request(IoKind::Read, 5, IoBuffer::Owned(filled(1, 1))),
         request(IoKind::Read, 3, IoBuffer::Owned(filled(2, 1))),
         request(IoKind::Read, 0, frame_list(&[4])),
@@ -156,7 +156,7 @@ fn a_dropped_future_leaves_its_buffer_with_the_kernel() {
             .collect();
         disk.turn().expect("the ring works");
         drop(reads);
-        // If the buffers had been freed, these would lie in their place and be overwritten.
+        // If the reads' buffers had been freed, the canaries would be at their addresses, and the kernel would overwrite them.
         let canaries: Vec<_> = (0..400).map(|_| filled(1, 0xEE)).collect();
         while !disk.is_idle() {
             disk.turn_and_wait(1).expect("the ring works");
@@ -220,13 +220,13 @@ fn batches_beyond_the_bound_wait_outside() {
     assert!(block_on(outside)[0].result.is_err(), "the disk is gone");
 }
 
-/// Random reads and writes with 64 batches in flight, against a model: one stamp a page.
+/// Does random reads and writes with 64 batches in flight, and compares them with a model that has one stamp for each page.
 fn agree_with_a_model(register: bool) {
     const PAGES: u64 = 600;
     const IN_FLIGHT: usize = 64;
     const BATCHES: usize = 6000;
     let (files, _plain, _dir) = files(&[200, 77, PAGES - 277]);
-    // Six frames for each slot, so that slots never share a frame.
+    // Each slot has six frames of its own.
     let frames = frames(3 + IN_FLIGHT * 6);
     let disk = UringDisk::with_registration(files, frames.clone(), register).expect("io_uring");
     let random = SeededRandom::new(42);
@@ -335,7 +335,7 @@ fn agrees_with_a_model_where_nothing_can_be_registered() {
     agree_with_a_model(false);
 }
 
-/// A file beside the pool's, open as metadata's log opens its own.
+/// A file that is not the pool's, opened as metadata's log opens its files.
 fn beside(dir: &tempfile::TempDir, blocks: usize) -> (Arc<File>, std::path::PathBuf) {
     let path = dir.path().join("beside");
     std::fs::write(&path, vec![0x11; blocks * PAGE_SIZE]).expect("write");

@@ -16,7 +16,7 @@ use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// First request of a connection: opens or joins the client's session.
+/// The first request of a connection: opens or joins the client's session.
 pub(crate) fn attach(
     context: &Rc<WorkerContext>,
     connection: &Arc<Connection>,
@@ -42,7 +42,7 @@ pub(crate) fn attach(
     }
     let read_only = grant.read_only;
     if !connection.attach(&session, grant) {
-        // One connection, one session: a client that changes its mind opens another connection.
+        // A connection stays with its first session; for another one the client opens another connection.
         return Err(Status::Invalid);
     }
     let policy = server.files.pages().policy();
@@ -66,8 +66,8 @@ pub(crate) fn attach(
     }))
 }
 
-/// Opens files again that were open before the server restarted or the session expired. What an attempt before this
-/// one opened is closed, once this one holds what it wants: a file without a name must not go in between.
+/// Opens files again that were open before the server restarted or the session ended. Files that an earlier attempt opened are closed only after
+/// that, so that a file without a name is not freed in between.
 pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, Status> {
     let mut opened = Vec::with_capacity(files.len());
     for (number, file) in files.iter().enumerate() {
@@ -83,8 +83,8 @@ pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, 
     body(&Reply::Reclaimed(opened))
 }
 
-/// Who has a ticket had it open, and has it again, whatever its mode is by now, but where nothing may be changed any more. Who has
-/// none opens it.
+/// Opens one file again. A client with a ticket had the file open and gets it whatever its mode is by now, unless its export has become read-only. A
+/// client without a ticket needs the rights.
 fn reclaim_one(call: &Call<'_>, file: &Reclaim) -> Result<Opened, Status> {
     let server = &call.context.server;
     if call.grant.read_only && file.rights.write {
@@ -106,10 +106,10 @@ async fn close_attempt_before(call: &Call<'_>, reclaimed: impl Iterator<Item = F
     call.session.prune_reclaimed(|filekey| server.files.resolve(call.session.number(), filekey).is_ok());
 }
 
-/// The client has all it had open, and asks these requests again.
+/// The client has reclaimed all files that it had open, and has no answers to the requests `unanswered`.
 pub(super) async fn recovered(call: &Call<'_>, unanswered: &[Unanswered]) -> Result<Body, Status> {
     close_attempt_before(call, std::iter::empty()).await;
-    // While the grace period keeps the files that their answers open.
+    // Before the grace period ends, which keeps the files that the answers open.
     for request in unanswered {
         recall(call, request).await;
     }
@@ -118,7 +118,7 @@ pub(super) async fn recovered(call: &Call<'_>, unanswered: &[Unanswered]) -> Res
     done()
 }
 
-/// The client says good-bye.
+/// The client ends its session.
 pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
     let server = &call.context.server;
     server.sessions.end(call.session);

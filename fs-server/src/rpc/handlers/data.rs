@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Call<'_> {
-    /// A failed transfer ends the connection. If it was the connection that failed, the client asks again on its next
-    /// one; all transfers of a request come before its effect.
+    /// The status for a failed transfer, which ends the connection. If the connection itself failed, the client sends the request again on its next
+    /// one: all transfers of a request come before its effect.
     fn transfer_failed(&self, status: WcStatus) -> Status {
         match status {
             WcStatus::Disconnected | WcStatus::Flushed => {
@@ -34,7 +34,7 @@ impl Call<'_> {
         self.context.server.counters.fetched_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Takes from a file what a change of its contents by somebody unprivileged must not leave on it.
+    /// Takes the privileges from a file that a change of its contents by this user must take.
     fn take_privileges(&self, ino: InodeNo) -> Result<(), Status> {
         self.context.server.take_privileges(self.asker(), ino)
     }
@@ -44,7 +44,7 @@ impl Call<'_> {
         if rights.read { Ok(file) } else { Err(Status::Denied) }
     }
 
-    /// Whether a file's marks let it be changed without a write(2).
+    /// Checks that a file's chattr marks allow a change other than by write(2).
     fn check_marks(&self, file: &FileRegion, adds: bool) -> Result<(), Status> {
         let flags = self.context.server.meta.attr(file.ino())?.flags;
         let fixed = flags.has(InodeFlags::IMMUTABLE) || (!adds && flags.has(InodeFlags::APPEND_ONLY));
@@ -104,7 +104,7 @@ pub(super) async fn fetch(
     body(&Reply::Fetched { valid_len, inline: &[] })
 }
 
-/// A short fetch while all of the connection's reply buffers are in flight: its client is slow to take its replies.
+/// A short fetch into memory of its own, while all reply buffers of the connection are in flight because its client takes its replies slowly.
 async fn fetch_aside(
     call: &Call<'_>,
     file: &FileRegion,
@@ -126,7 +126,7 @@ async fn fetch_aside(
     body(&Reply::Fetched { valid_len, inline: &bytes[..wanted_len] })
 }
 
-/// Neighbouring wanted pages as (offset in the request, length): each is one RDMA WRITE.
+/// Runs of wanted pages as (offset in the request, length). Each is one RDMA WRITE.
 fn runs(offset: u64, valid_len: usize, pages: &PageSet) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (index, part) in divide(offset, valid_len).enumerate() {
@@ -141,7 +141,7 @@ fn runs(offset: u64, valid_len: usize, pages: &PageSet) -> Vec<(usize, usize)> {
     runs
 }
 
-/// Has a write's bytes here: those that are not in the message come into a bounce buffer, which is kept in `bounce`.
+/// The bytes of a write, as a source. Bytes that are not in the message are pulled into a bounce buffer, which `bounce` keeps.
 async fn gather<'b>(
     call: &Call<'_>,
     payload: Payload<'b>,
@@ -180,12 +180,12 @@ pub(super) async fn write(
         call.who.request.map(|request| (request, &files::Written::answer as _));
     let mut bounce = None;
     let source = gather(call, payload, &mut bounce).await?;
-    // Its bytes are here: whoever restores something of this file waits for no peer.
+    // All bytes are here now, so that a client that restores changes of this file does not wait for this peer.
     let changing = files::begin_change(&server.files, &file, call.changed).await?;
     let written = files::write_for(&server.files, disk, &file, at, source, asked).await?;
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
-    // While others sync the disk is busy, and who asks when they have done shares one sync with many.
+    // While others sync, the disk is busy, and a sync that is asked for after theirs is shared by many.
     if file.rhythm.wrote() && !server.about.durable_answers && !server.files.is_flushing() {
         begin_sync(call, file);
     }
@@ -197,7 +197,7 @@ pub(super) async fn write(
     })
 }
 
-/// Begins with a sync that is about to be asked for, beside the answer to its write.
+/// Begins a sync that the client will probably ask for, while it gets the answer to its write.
 fn begin_sync(call: &Call<'_>, file: Arc<FileRegion>) {
     let (context, claim) = (call.context.clone(), call.claim());
     context.server.counters.syncs_ahead.fetch_add(1, Ordering::Relaxed);
@@ -224,7 +224,7 @@ pub(super) async fn sync(call: &Call<'_>, scope: SyncScope) -> Result<Body, Stat
                 file.rhythm.synced();
                 files::sync(&server.files, disk, &file).await?;
             }
-            // Of anything but a file all there is is in batches already.
+            // All changes of other inodes are in batches already.
             None => files::release_space(&server.files).await?,
         },
     }
@@ -271,7 +271,7 @@ pub(super) async fn restore(
     let file = call.writable(filekey)?;
     call.take_privileges(file.ino())?;
     let by = (ClientChange { client: call.session.client(), change }, call.session.peer().key());
-    // Its bytes are here before anybody waits for it.
+    // All bytes are here before another request waits for this one.
     let mut bounce = None;
     let source = match what {
         Restored::Bytes { bytes, .. } => gather(call, bytes, &mut bounce).await?,

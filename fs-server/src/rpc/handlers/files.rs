@@ -10,10 +10,10 @@ use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
 use cuttlefs_common::rpc::{OpenBy, Opened, Reply, Rights, Space};
 use cuttlefs_common::status::Status;
 
-/// Extents in one layout reply at most; as many as fit a message with the largest varints.
+/// Most extents in one layout reply: as many as fit a message with the largest varints.
 const MAX_LAYOUT_EXTENTS: usize = 2048;
 
-/// Marks hold for everybody. That an append-only file is written at its end each write is asked.
+/// Checks that a file's chattr marks allow an open; they bind every user. Writes to an append-only file are checked one by one to be at its end.
 fn check_marks(attr: &Attr, rights: Rights, truncate: bool) -> Result<(), Status> {
     let changes = rights.write || truncate;
     let forbidden = (changes && attr.flags.has(InodeFlags::IMMUTABLE))
@@ -22,11 +22,11 @@ fn check_marks(attr: &Attr, rights: Rights, truncate: bool) -> Result<(), Status
 }
 
 impl Call<'_> {
-    /// Binds a filekey; `attr` is the file's as of now. What is bound is good behind `load`.
+    /// Makes a filekey; `attr` has the file's attributes as of now. The filekey may be used after `load`.
     pub(super) fn bind(&self, attr: &Attr, rights: Rights) -> Result<Opened, Status> {
         match attr.kind {
             FileKind::File => {}
-            // To keep it while it is open, and for nothing else.
+            // Opened to keep the directory in existence, and for nothing else.
             FileKind::Directory if rights == Rights::default() => {}
             FileKind::Directory => return Err(Status::IsDirectory),
             _ => return Err(Status::Invalid),
@@ -41,11 +41,11 @@ impl Call<'_> {
         Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr, ticket })
     }
 
-    /// Brings what was just opened for reading into memory, where the policy wants all of it there. If that fails,
-    /// or its session has ended, it is not open.
+    /// Reads a file into memory that was just opened for reading, if the policy wants all of it there. Closes it if that fails, or its session has
+    /// ended.
     pub(super) async fn load(&self, opened: Opened, rights: Rights) -> Result<Opened, Status> {
         let server = &self.context.server;
-        // Whoever ended the session has closed what was bound before; what was bound behind that is bound by now.
+        // The end of a session closes its filekeys, and may have missed this one, which was made meanwhile.
         if self.session.is_ended() {
             server.close(self.session.number(), &[opened.filekey]).await;
             return Err(Status::SessionExpired);
@@ -120,11 +120,11 @@ pub(super) async fn open(
         return Err(Status::Stale);
     }
     check_marks(&attr, rights, truncate)?;
-    // Also so that no client goes on with what its cache holds of the file.
+    // The check also keeps a client from serving the file out of its cache.
     server.files.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;
     if truncate {
-        // An empty file, too: that it was asked for takes its privileges, and moves its times and its counter.
+        // Also for an empty file: the truncation takes its privileges, and changes its times and change counter.
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         let disk = call.context.disk.as_ref();
         match server.truncate(disk, call.asker(), ino, 0, &set).await {
@@ -143,7 +143,12 @@ pub(super) async fn close(call: &Call<'_>, filekeys: &[FileKey]) -> Result<Body,
         if number > 0 {
             call.give_way().await;
         }
-        call.context.server.close(call.session.number(), some).await;
+        let (server, owner) = (&call.context.server, call.session.number());
+        // Before they end: the pull of the client's counts knows each key as open or as closed.
+        call.session.closed_keys().note(|| {
+            some.iter().filter_map(move |key| Some((*key, server.files.readable(owner, *key)?.ino())))
+        });
+        server.close(owner, some).await;
     }
     done()
 }
@@ -169,7 +174,7 @@ pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {
     let figures = server.files.space().figures();
     body(&Reply::Space(Space {
         pool_pages: figures.pages,
-        // Pages in quarantine are nobody's; they come back with the next flush.
+        // Pages in quarantine belong to no file, and are free after the next flush.
         free_pages: figures.free + figures.quarantined,
         inodes: server.meta.inode_count(),
         free_inodes: server.meta.room_inodes(),

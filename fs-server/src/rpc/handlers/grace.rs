@@ -1,12 +1,12 @@
 //! Requests whose outcome depends on clients that come back to a new server.
 //!
-//! After a kill of the server, answered changes may be with their clients only, which make them again (`session/`). Until
-//! they have, no other client opens, reads, measures or changes a file. So an open after the writer's close finds the
-//! written bytes, and an append goes behind them. Names are durable, and so are changed without a wait.
+//! After a kill of the server, clients may have the only copies of answered changes, and restore these (`session/`). Until all have done so, no other
+//! client opens, reads, measures or changes a file. So an open after the writer's close finds the written bytes, and an append goes behind them.
+//! Names are durable when they are answered, so they are changed without waiting.
 //!
-//! A new server does not know either which files without a name are open: clients come back for them until the grace period
-//! ends (`session/`). Until then such a file, and its space, may stay or go. After a power loss it may even have gone before
-//! and be back. So a request that depends on such a file waits until that is known:
+//! Nor does a new server know which files without a name are open: clients reclaim them until the grace period ends (`session/`). Until then it is
+//! open whether such a file and its space stay. After a power loss the file may even have been freed before and be back. So a request that depends on
+//! such a file waits until that is known:
 //!
 //! * a request that names such a file by number: the file is there if a client reclaims it, and `Stale` if none does;
 //! * a request that finds no space while such files hold some.
@@ -32,23 +32,23 @@ use cuttlefs_common::status::Status;
 use std::cell::RefCell;
 use std::time::Duration;
 
-/// How often those who wait look again.
+/// How long a waiting request pauses before it checks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How often while clients come back, which takes some hundredths of a second.
+/// The same while clients restore changes, which takes some hundredths of a second.
 const SOON: Duration = Duration::from_millis(10);
 
-/// What a request names.
+/// The inodes that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named {
-    /// Nothing that waits for the end of the grace period.
+    /// None that depends on the end of the grace period.
     Known,
-    /// A file that may stay or go.
+    /// A file that may be reclaimed or freed.
     Undecided,
-    /// What has no name and is open nowhere.
+    /// An inode without a name that is not open.
     Gone,
 }
 
-/// The kind of an inode without a name that nobody has open.
+/// The kind of an inode, if it has no name and is not open.
 fn nameless(server: &Server, ino: InodeNo) -> Option<FileKind> {
     let attr = server.meta.attr(ino).ok()?;
     (attr.nlink == 0 && server.files.opens(ino) == 0).then_some(attr.kind)
@@ -57,7 +57,7 @@ fn nameless(server: &Server, ino: InodeNo) -> Option<FileKind> {
 fn look(server: &Server, request: &mut Request<'_>) -> Named {
     let named = match request {
         Request::Reclaim { .. } => return Named::Known,
-        // In the order in which they are looked at: what is wrong with the first one is the answer.
+        // In the order in which the operation checks them: the first fault is the answer.
         Request::Link { ino, parent, .. } => vec![*parent, *ino],
         Request::Rename { parent, new_parent, .. } => vec![*parent, *new_parent],
         one => {
@@ -80,10 +80,10 @@ fn look(server: &Server, request: &mut Request<'_>) -> Named {
     Named::Known
 }
 
-/// Whether a request's outcome hangs on what files hold.
+/// Whether a request's outcome depends on the contents of files.
 fn tells_of_contents(server: &Server, request: &Request<'_>) -> bool {
     match request {
-        // A directory's are as durable as its names.
+        // The attributes of a directory are as durable as its names.
         Request::GetAttr { ino } => server.meta.attr(*ino).is_ok_and(|attr| attr.kind == FileKind::File),
         Request::Open { .. }
         | Request::Create { .. }
@@ -98,10 +98,10 @@ fn tells_of_contents(server: &Server, request: &Request<'_>) -> bool {
     }
 }
 
-/// Resolves when what the request tells of, or changes, is as its clients left it.
+/// Resolves when clients have restored the contents that the request reads or changes.
 ///
 /// # Errors
-/// `SessionExpired`: the session ended meanwhile.
+/// `SessionExpired` if the session ended meanwhile.
 pub(super) async fn gathered(call: &Call<'_>, request: &Request<'_>) -> Result<(), Status> {
     let sessions = &call.context.server.sessions;
     while sessions.is_gathering()
@@ -113,10 +113,10 @@ pub(super) async fn gathered(call: &Call<'_>, request: &Request<'_>) -> Result<(
     Ok(())
 }
 
-/// Resolves when every inode that the request names is known to be there or not.
+/// Resolves when it is known of every inode that the request names whether it stays.
 ///
 /// # Errors
-/// `Stale`: one is not.
+/// `Stale` if one does not.
 pub(super) async fn decided(call: &Call<'_>, request: &mut Request<'_>) -> Result<(), Status> {
     let server = &call.context.server;
     while !server.sessions.is_settled() {
@@ -131,10 +131,10 @@ pub(super) async fn decided(call: &Call<'_>, request: &mut Request<'_>) -> Resul
     Ok(())
 }
 
-/// Makes an attempt at what takes space, in a turn of its session; as long as space may come, another one.
+/// Tries a request that takes space, in a turn of its session. Tries it again for as long as the end of the grace period may free space.
 ///
 /// # Errors
-/// What the last attempt says.
+/// The error of the last attempt.
 pub(super) async fn with_space(
     call: &Call<'_>,
     attempt: impl AsyncFn() -> Result<Body, Status>,
@@ -151,7 +151,7 @@ pub(super) async fn with_space(
         if !may_wait || !matches!(result, Err(Status::NoSpace)) {
             return result;
         }
-        // If none does, the last that did may have gone since the attempt.
+        // If no file holds space now, the last that did may have been freed since the attempt, so one more attempt is made.
         is_last = !some_hold_space(server);
         if !is_last {
             pause(call, LOOK_AGAIN).await?;
@@ -159,7 +159,7 @@ pub(super) async fn with_space(
     }
 }
 
-/// Whether files that may go when the grace period ends have pages.
+/// Whether files that may be freed at the end of the grace period have pages.
 fn some_hold_space(server: &Server) -> bool {
     server.meta.orphans().into_iter().any(|ino| {
         nameless(server, ino).is_some() && server.meta.attr(ino).is_ok_and(|attr| attr.allocated_bytes > 0)
@@ -172,6 +172,6 @@ async fn pause(call: &Call<'_>, rest: Duration) -> Result<(), Status> {
         call.unanswered.set(true);
         return Err(Status::Io);
     }
-    // Its lease may have run out meanwhile.
+    // The session may have ended meanwhile.
     if call.session.is_ended() { Err(Status::SessionExpired) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Requests about advisory locks. None waits but the one that asks for the ends of waits, and that one holds nothing.
+//! Requests about advisory locks. Only the request for ended waits waits itself, and it holds nothing.
 
 use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::locks::{Asked, Cancelled};
@@ -9,13 +9,13 @@ use cuttlefs_common::status::Status;
 use std::time::Duration;
 
 impl Call<'_> {
-    /// The file of a lock: one that the client has open.
+    /// The inode that a filekey names: only files that the client has open can be locked.
     fn locked_file(&self, filekey: FileKey) -> Result<InodeNo, Status> {
         let (file, _) = self.context.server.files.resolve(self.session.number(), filekey)?;
         Ok(file.ino())
     }
 
-    /// The same, open as fcntl(2) wants it for a lock of a range.
+    /// The same, if the file is open with the access that fcntl(2) demands for a lock on a range.
     fn lockable_file(&self, filekey: FileKey, lock: &Lock) -> Result<InodeNo, Status> {
         let (file, rights) = self.context.server.files.resolve(self.session.number(), filekey)?;
         let is_open_for = match (lock.space, lock.mode) {
@@ -37,7 +37,7 @@ pub(super) fn set(
     let server = &call.context.server;
     let ino = call.lockable_file(filekey, lock)?;
     match server.locks.set(call.session, ino, lock, wait, blocking)? {
-        // As it is now: whoever had the lock before has written until he gave it up.
+        // The attributes as of now: the holder before has written until it gave the lock up.
         Asked::Granted => match server.meta.attr(ino) {
             Ok(attr) => body(&Reply::Attr(attr)),
             Err(status) => {
@@ -68,12 +68,12 @@ pub(super) fn test(call: &Call<'_>, filekey: FileKey, lock: &Lock) -> Result<Bod
 pub(super) async fn settled(call: &Call<'_>, hold_ms: u32) -> Result<Body, Status> {
     let hold = Duration::from_millis(u64::from(hold_ms.min(AWAIT_LOCKS_MAX_MS)));
     let ended = call.context.server.locks.settled(call.session);
-    // Whoever asks again over another connection is answered there.
+    // If the connection ends, the client asks again over another one, and is answered there.
     let over = async {
         futures_lite::future::or(call.context.sleep(hold), call.connection.ended()).await;
         Vec::new()
     };
-    // What has ended is looked at first, so that nothing is taken and then dropped.
+    // Ended waits are polled first, so that none is taken and then dropped.
     body(&Reply::Settled(futures_lite::future::or(ended, over).await))
 }
 
@@ -85,12 +85,12 @@ pub(super) fn cancel(call: &Call<'_>, wait: WaitId) -> Result<Body, Status> {
     }
 }
 
-/// Only who had a session with the server before this one: a client whose lease had run out has lost its locks, whoever
-/// got them may have given them up again since.
+/// Takes a client's locks again, if it had a session with the server before this one. A client whose lease ran out before has lost its locks: others
+/// may have had them and given them up since.
 pub(super) async fn reclaim(call: &Call<'_>, locks: &[ReclaimLock]) -> Result<Body, Status> {
     let server = &call.context.server;
     let recovering = server.sessions.may_reclaim(call.session.client());
-    // Of a file that nobody of this client has open any more the lock is let go next; others' files it has no say in.
+    // The client must have the file open: a lock of a file that it has closed would end next, and it has no right to other files.
     let may_hold = |ino| !call.who.checked || call.has_open(ino, Rights::default());
     let take = |held: &ReclaimLock| match server.meta.attr(held.ino) {
         Ok(_) if !may_hold(held.ino) => Ok(false),

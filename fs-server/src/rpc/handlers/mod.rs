@@ -30,29 +30,29 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a handler knows of its request's surroundings.
+/// The context of a request for its handler.
 pub(super) struct Call<'c> {
     pub(super) context: &'c Rc<WorkerContext>,
     pub(super) connection: &'c Arc<Connection>,
     pub(super) session: &'c Arc<Session>,
     pub(super) grant: &'c Grant,
     pub(super) who: Identity,
-    /// Set when the request is not to be answered, and nothing was changed: its connection ended, or the server stops.
+    /// Set if the request is not to be answered, and nothing was changed: its connection ended, or the server is going down.
     pub(super) unanswered: &'c Cell<bool>,
     pub(super) changed: &'c Changed,
 }
 
-/// What a request did, beside its reply.
+/// The effect of a request, beside its reply.
 #[derive(Default)]
 pub(crate) struct Effect {
-    /// Nothing, and it is not to be answered.
+    /// Nothing was changed, and the request is not to be answered.
     pub unanswered: Cell<bool>,
-    /// What has to be durable before its answer leaves, where answers are.
+    /// The changes that must be durable before the answer, if answers are.
     pub changed: Changed,
 }
 
 impl Call<'_> {
-    /// Decides what whoever asks may do.
+    /// Judges what the requester may do.
     pub(super) fn judge(&self) -> Judge<'_> {
         Judge { meta: &self.context.server.meta, who: &self.who }
     }
@@ -62,36 +62,35 @@ impl Call<'_> {
         self.context.server.files.has_open(self.session.number(), ino, rights)
     }
 
-    /// Who asks.
+    /// The requester, for `Server`.
     fn asker(&self) -> Asker<'_> {
         Asker { who: &self.who, owner: self.session.number(), changed: self.changed }
     }
 
-    /// In whose name turns and buffers are taken.
+    /// The peer and session in whose name turns and buffers are taken.
     fn claim(&self) -> Claim {
         Claim::new(self.connection.peer(), self.session.number().0)
     }
 
-    /// Between two pieces of a long request: whoever has had less of the worker goes first.
+    /// Called between two pieces of a long request: tasks of peers that have had less of the worker go first.
     pub(super) async fn give_way(&self) {
         futures_lite::future::yield_now().await;
     }
 
-    /// A turn to move file bytes: those who read or write the SSD take one before any lock or buffer.
+    /// A turn to move file bytes. A request that reads or writes the SSD takes it before any lock or buffer.
     async fn turn(&self) -> Turn {
         self.context.turns.take(&self.claim()).await
     }
 }
 
-/// Pieces of a long request that are done before others' requests get their turn on the worker: each takes a microsecond or some.
+/// Pieces of a long request that are done before other requests get their turn on the worker. A piece takes about a microsecond.
 const PIECES_A_TURN: usize = 32;
 
 fn done() -> Result<Body, Status> {
     body(&Reply::Done)
 }
 
-/// Runs an admitted request. `effect` tells what it did: if its connection ended or the server stops before anything was changed,
-/// what it returns is no answer.
+/// Runs an admitted request. If `effect` says that it is unanswered, the result is no answer.
 ///
 /// # Errors
 /// The status to answer with.

@@ -1,4 +1,4 @@
-//! Requests about names and attributes: they go to metadata, one batch each.
+//! Requests about names and attributes. Each is one batch of metadata.
 
 use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::meta::{LEVELS_MAX, Operation, Outcome};
@@ -8,14 +8,13 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{DirEntry, MAX_MESSAGE_BYTES, NewNode, RenameMode, Reply, XattrMode};
 use cuttlefs_common::status::Status;
 
-/// Bytes a directory entry takes in a reply besides its name: varints of cookie, inode and type, and with
-/// attributes those too; an upper bound.
+/// Upper bounds for the bytes of a directory entry in a reply besides its name: cookie, inode and type as varints, and with `PLUS` the attributes.
 const ENTRY_BYTES: usize = 32;
 const ENTRY_PLUS_BYTES: usize = 192;
-/// Room for entries in one reply: a message less its header and the vector's length.
+/// Bytes for entries in one reply: a message without its header and the vector's length.
 const MAX_ENTRIES_BYTES: usize = MAX_MESSAGE_BYTES as usize - 1024;
 
-/// Climbs before a rename is given up because somebody keeps moving what is above.
+/// Climbs after which a rename gives up, because directories above keep being moved.
 const CLIMBS: usize = 16;
 
 fn attr_reply(outcome: &Outcome) -> Result<Body, Status> {
@@ -32,14 +31,14 @@ impl Call<'_> {
 }
 
 impl Call<'_> {
-    /// What stands for an inode's number where it is not to be reached by it.
+    /// A number that stands for an inode in a listing, and by which it cannot be reached.
     fn number_only(&self, ino: InodeNo) -> InodeNo {
         self.grant.veil.as_ref().map_or(ino, |veil| veil.number_only(ino))
     }
 
-    /// The directory that a directory is in. The root that the session sees is in itself: a directory that was moved out of
-    /// what the session sees can still be reached by its number, and no way leads up from it. Of one below more than
-    /// `LEVELS_MAX` levels nobody is told where it is who does not see all of the pool.
+    /// A directory's parent. The parent of the session's root is the root itself. A directory that was moved out of the session's tree can still be
+    /// reached by its number, but not its parents: the answer is `Stale`, as for one more than `LEVELS_MAX` levels deep in an export that is a part
+    /// of the pool.
     async fn above(&self, directory: InodeNo) -> Result<Attr, Status> {
         let (meta, root) = (&self.context.server.meta, self.session.root());
         if directory == root {
@@ -130,8 +129,7 @@ pub(super) async fn rename(
     body(&Reply::Attr(moved))
 }
 
-/// Moves a directory to one that is far from the root: the way there is climbed first, one at a time on a worker, and peers take
-/// turns.
+/// Moves a directory to one that is far from the root. The path to the root is climbed first: one climb at a time on a worker, and peers take turns.
 async fn move_far(
     call: &Call<'_>,
     operation: &Operation<'_>,
@@ -143,7 +141,7 @@ async fn move_far(
     let _turn = call.context.climbs.take(&call.claim()).await;
     for _ in 0..CLIMBS {
         let mut climbs = vec![meta.climb(new_parent)];
-        // What was there comes here.
+        // In an exchange a directory moves to the old place as well.
         climbs.extend((mode == RenameMode::Exchange).then(|| meta.climb(parent)));
         for climb in &mut climbs {
             while climb.step()? {
@@ -151,7 +149,7 @@ async fn move_far(
             }
         }
         match call.execute(operation) {
-            // Somebody moved a directory that is above: the way is another one now.
+            // A directory above was moved meanwhile, so the path to the root is another one now.
             Err(Status::Busy) => {}
             outcome => return outcome,
         }
@@ -170,7 +168,7 @@ pub(super) async fn read_dir(
     max_bytes: u32,
     plus: bool,
 ) -> Result<Body, Status> {
-    // Who may not search it is told names, and no numbers by which to reach what they name.
+    // A client that may not search the directory is told names, and numbers by which nothing can be reached.
     let is_searched = call.judge().check_inode(ino, Need::Search).is_ok();
     let plus = plus && is_searched;
     let room = (max_bytes as usize).min(MAX_ENTRIES_BYTES);
@@ -184,7 +182,7 @@ pub(super) async fn read_dir(
                 return false;
             }
             used += each + entry.name.len();
-            // The first entry always fits, or a client that asks for little would never get on.
+            // The first entry always fits; otherwise a client that asks for few bytes would never get on.
             is_full = used > room && !found.is_empty();
             if is_full {
                 return false;

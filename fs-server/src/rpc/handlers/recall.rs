@@ -1,19 +1,18 @@
-//! Requests that an earlier life of the server did and whose answers its clients did not get.
+//! Requests that an earlier server did, and whose answers did not reach their clients.
 //!
-//! A client sends a request again until it is answered. Within the life of a server the slot keeps the answer. Beyond it the metadata has
-//! the answer (`meta/answer.rs`): when the client has come back and says which requests it has no answer to, their answers are put into
-//! their slots, as if this server had given them. From then on the slots answer.
+//! A client sends a request again until it is answered. During the life of a server the slot keeps the answer. After that, metadata has it
+//! (`meta/answer.rs`). A client that comes back names the requests to which it has no answer. Their answers are put into their slots as if this
+//! server had given them, and from then on the slots answer.
 //!
-//! The file of such an answer is opened here: an answer names a filekey, a slot and a ticket of one life of the server. So a file that
-//! has lost its last name meanwhile stays, like any open file: until its client has come back, the grace period keeps it.
+//! If such an answer opens a file, the file is opened here, because a filekey, a file slot and a ticket belong to one life of the server. So a file
+//! that has lost its last name meanwhile stays, like any open file. Until its client has come back, the grace period keeps it.
 //!
-//! A client that had got the answer to a change of length would restore the length if it is not durable. For an answer that it did not
-//! get, the length is restored here.
+//! A client that has the answer to a change of length restores the length if it is not durable. If it has no answer, the length is restored here.
 //!
 //! # Failure
-//! A file may be gone: freed by the server that made it, which knew of no client that had it open, or after the end of the grace period,
-//! or with the session of a client that came back too late. Then the answer is `Stale`; a file without a name, which no other client has
-//! seen, is made once more.
+//! A file may have been freed: by the server that made it, which knew of no client that had it open, or at the end of the grace period, or with the
+//! session of a client that came back too late. Then the answer is `Stale`. If the request made a file without a name, which no other client has
+//! seen, the request is run again instead.
 
 use super::{Body, Call, body};
 use crate::meta::ClientChange;
@@ -27,7 +26,7 @@ use cuttlefs_common::rpc::{Opened, Reply, RequestHeader, Restored, Rights, Unans
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// Puts the answer to a request into its slot, if an earlier life of the server did it and the slot is fresh.
+/// Puts the answer to a request into its slot, if an earlier server did the request and the slot is fresh.
 pub(super) async fn recall(call: &Call<'_>, &Unanswered { slot, seq }: &Unanswered) {
     let Ok(place) = call.session.slot(slot) else { return };
     if !place.lock().is_fresh() {
@@ -44,7 +43,7 @@ pub(super) async fn recall(call: &Call<'_>, &Unanswered { slot, seq }: &Unanswer
         Some(Err(status)) => Err(status),
     };
     tracing::debug!(%slot, seq, ?answer, "a request that was done by the server before this one");
-    // Told by this server, it is as durable as any answer of its own.
+    // Like any answer of this server, it must be durable before it is given.
     call.changed.note_records();
     let opened = result.as_ref().ok().and_then(|(_, opened)| *opened);
     let header =
@@ -56,7 +55,7 @@ pub(super) async fn recall(call: &Call<'_>, &Unanswered { slot, seq }: &Unanswer
     }
 }
 
-/// What the request is told, and what that opens.
+/// The answer to the request, and the filekey of the file that it opens.
 async fn told(call: &Call<'_>, answer: Answer) -> Result<(Body, Option<FileKey>), Status> {
     let reply = match answer {
         Answer::Done => Reply::Done,
@@ -75,7 +74,7 @@ async fn told(call: &Call<'_>, answer: Answer) -> Result<(Body, Option<FileKey>)
     Ok((body(&reply)?, None))
 }
 
-/// Who asked for it was let, so that rights of now do not matter, but where nothing may be changed any more.
+/// Opens the file of an answer. The request was allowed when it was done, so today's rights do not matter, unless the export has become read-only.
 async fn open(call: &Call<'_>, attr: &Attr, rights: Rights) -> Result<Opened, Status> {
     if call.grant.read_only && rights.write {
         return Err(Status::ReadOnly);
@@ -87,7 +86,7 @@ async fn open(call: &Call<'_>, attr: &Attr, rights: Rights) -> Result<Opened, St
 async fn restore_length(call: &Call<'_>, attr: &Attr) -> Result<(), Status> {
     let server = &call.context.server;
     let file = match server.files.file(attr.ino) {
-        // Nobody can see what length it had.
+        // The file is gone, so nobody can see its length.
         Err(Status::Stale | Status::NotFound) => return Ok(()),
         file => file?,
     };
@@ -95,6 +94,6 @@ async fn restore_length(call: &Call<'_>, attr: &Attr) -> Result<(), Status> {
     let change = ClientChange { client: call.session.client(), change: attr.change };
     let by = (change, call.session.peer().key());
     let disk = call.context.disk.as_ref();
-    // Where others have changed it since, theirs stands.
+    // If other clients have changed the file since, their changes stay.
     server.restore(disk, asker, &file, by, Restored::End(attr.size)).await.map(drop)
 }

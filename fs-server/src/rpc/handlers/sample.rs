@@ -1,4 +1,4 @@
-//! The request by which a client tells the place of its counters of one-sided reads.
+//! The request by which a client gives the address of its counters of one-sided reads.
 
 use super::{Body, Call, done};
 use crate::rpc::sampling::{self, SharedCounters};
@@ -8,7 +8,7 @@ use cuttlefs_common::status::Status;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Counters are pulled over the connection they are shared on, once a period, until it ends. One table a connection.
+/// Pulls the counters over the connection on which they were shared, once a period, until it ends. One table for each connection.
 pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Status> {
     let server = &call.context.server;
     let shape = CountersShape::of(&server.about.sampling).ok_or(Status::Unsupported)?;
@@ -22,7 +22,8 @@ pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Statu
     if !call.connection.begin_sampling() {
         return Err(Status::Invalid);
     }
-    let counters = SharedCounters { buffer, shape, owner: call.session.number() };
+    call.session.closed_keys().begin();
+    let counters = SharedCounters { buffer, shape, session: call.session.clone() };
     let period = Duration::from_millis(u64::from(server.about.sampling.period_ms));
     let (connection, payer) = (Arc::downgrade(call.connection), call.connection.peer().payer());
     call.context.spawn_for(payer, sampling::run(call.context.clone(), connection, counters, period));

@@ -48,7 +48,7 @@ fn export((rule, path, is_there): (&ExportRule, String, bool)) -> Value {
     })
 }
 
-/// What peers have of what is bounded.
+/// The peers' use of bounded resources.
 fn shares(server: &Server) -> Value {
     let each = Resource::ALL.map(|resource| {
         let bound = resource.bound();
@@ -66,7 +66,7 @@ fn shares(server: &Server) -> Value {
     Value::Object(shares)
 }
 
-/// Each RNIC, and where it listens.
+/// Each RNIC, and the endpoints at which it listens.
 fn rnics(server: &Server) -> Vec<Value> {
     let links = server.about.endpoints.lock();
     let rnic = |(place, rnic): (usize, &Rnic)| {
@@ -86,7 +86,7 @@ fn rnics(server: &Server) -> Vec<Value> {
     server.rnics.all().iter().enumerate().map(rnic).collect()
 }
 
-/// Figures of about this moment.
+/// Figures as of about now.
 pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let server = &context.server;
     let files = server.files.figures();
@@ -130,7 +130,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "synced": if server.about.durable_answers { "before the answer" } else { "at fsync" },
         },
         "recovery": {
-            // Clients of the server before this one that have not said that they have all they had.
+            // Clients of the server before this one that have not said `Recovered`.
             "awaited_clients": server.sessions.awaited(),
             "locks_wait": server.sessions.is_grace_period(),
             "data_waits": server.sessions.is_gathering(),
@@ -191,7 +191,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         },
         "region": {
             "policy": policy.to_string(),
-            // Not measured but added: whoever reads the figures is to know.
+            // This time is not measured but added, which readers of the figures should know.
             "odp_hardware": policy.hardware_times,
             "odp_faults": counts.odp_faults,
             "odp_fault_bytes": counts.odp_fault_pages * PAGE_SIZE_U64,
@@ -219,7 +219,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "slots_free": files.active.free_slots,
             "waiting_for_write_back": files.dirty_files,
             "inodes": server.meta.inode_count(),
-            // Until the next start: a cut of theirs failed half-way.
+            // Files that are closed until the next start, because a cut of them failed half-way.
             "closed": server.files.closed_files(),
         },
         "metadata": {
@@ -271,10 +271,10 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "last_ended": scrub.last_ended_secs,
         },
         "nic": {
-            // Translated here, by the software RNIC.
+            // Pages that the software RNIC of this server translated.
             "onesided_hit_pages": counts.target_hits,
             "onesided_written_pages": counts.target_writes,
-            // As clients counted, whoever translated; pulled each period.
+            // Pages that clients counted, whichever RNIC translated them; pulled each period.
             "onesided_counted_pages": counts.counted,
             "magic_pages": counts.target_magic,
             "magic_reads": counts.target_magic_reads,
@@ -292,7 +292,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
-        // Cannot happen with MAX_LISTED sessions of bounded labels; if it does, say so in valid JSON.
+        // Cannot happen with MAX_LISTED sessions and bounded labels. If it does, the answer is still valid JSON.
         text = json!({ "error": "status is too large" }).to_string();
     }
     body(&Reply::Status(&text))

@@ -31,7 +31,7 @@ fn ask(locks: &OwnLocks, file: &Arc<ServerOpen>, mode: LockMode) -> WaitId {
     ask_in(locks, file, mode, LockSpace::Ranges)
 }
 
-/// The file, opened twice.
+/// Two opens of the same file.
 fn opens() -> [Arc<ServerOpen>; 2] {
     let attr = Attr::empty_file(INO);
     let opened = Opened { filekey: FileKey(1), slot: None, attr, ticket: OpenTicket(0) };
@@ -52,17 +52,17 @@ fn answers_of_a_session_that_is_over_do_not_count() {
     let [file, _] = opens();
     assert_eq!(locks.begin_session(1).0, []);
     let id = begin(&locks, &file);
-    // Its server was replaced before the answer was noted: the one who asked does so again, nobody else for him.
+    // The server was replaced before the answer was noted: the caller sends its request again, and recovery does not.
     assert!(locks.begin_session(2).1.is_empty());
     assert_eq!(locks.queued(id, 1), Noted::Outdated);
     assert_eq!(locks.granted(id, 1).0, Noted::Outdated);
     assert!(!locks.is_known(OWNED));
-    // Once it is known to be waited for, the next server is asked again.
+    // Once the request is known to wait, recovery sends it to the next server.
     assert_eq!(locks.queued(id, 2), Noted::Done);
     assert_eq!(locks.begin_session(3).1.len(), 1);
     let (noted, told) = locks.granted(id, 3);
     assert!(noted == Noted::Done && told.is_some() && locks.granted(id, 3).1.is_none());
-    // And what is held is reclaimed; also where it was given up at a server that is gone.
+    // Held locks are reclaimed, also those that were given up at a server that is gone.
     assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 2), Noted::Outdated);
     assert_eq!(locks.begin_session(4).0.len(), 1);
     assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 4), Noted::Done);
@@ -77,18 +77,18 @@ fn what_a_request_under_way_makes_less_is_not_reclaimed() {
     assert!(locks.granted(id, 0).1.is_some());
     let reclaimed = |session| locks.begin_session(session).0.iter().map(|held| held.lock).collect::<Vec<_>>();
     let whole = reclaimed(0);
-    // A part is being given up.
+    // A part of the range is being given up.
     let before = locks.give_up(OWNED, LockRange { first: 12, last: 13 });
     let ranges: Vec<_> = reclaimed(0).iter().map(|lock| (lock.range.first, lock.range.last)).collect();
     assert_eq!(ranges, [(10, 11), (14, 19)]);
     locks.keep(OWNED, before);
     assert_eq!(reclaimed(0), whole, "the server refused");
-    // All of it, and the server that would have refused is gone.
+    // The whole range is being given up, and the server that would have refused is gone.
     let before = locks.give_up(OWNED, LockRange::WHOLE);
     assert_eq!((reclaimed(1), locks.is_known(OWNED)), (vec![], false));
     locks.keep(OWNED, before);
     assert_eq!(reclaimed(1), []);
-    // It is to be shared.
+    // The lock is being made shared.
     let id = begin(&locks, &file);
     assert!(locks.granted(id, 1).1.is_some());
     let shared = ask(&locks, &file, LockMode::Shared);

@@ -32,32 +32,32 @@ pub(super) struct PeerRegion {
     pub(super) memory: SharedMemory,
     pub(super) access: Access,
     pub(super) persistence: PersistenceKind,
-    /// Its entry of the peer's directory; out of bounds never (checked when announced).
+    /// Offset of its entry in the peer's directory. It was checked when the region was announced.
     directory_at: usize,
 }
 
 pub(super) struct Sending {
     queue: VecDeque<SendWr>,
     pub(super) tail: u64,
-    /// `tail` behind the last message: what of it the peer has taken is placed.
+    /// `tail` behind the last message: when the peer has taken everything before it, all messages are placed.
     pub(super) messages_end: u64,
-    /// A flush the target does, and what was done behind it.
+    /// A FLUSH that the target does, and the requests that were executed behind it.
     pub(super) outstanding: Outstanding,
-    /// Answers to the peer's flushes that the ring had no room for.
+    /// Answers to the peer's FLUSHes for which the ring had no room.
     pub(super) answers: VecDeque<Answer>,
     pub(super) peers: HashMap<u32, PeerRegion>,
-    /// Since when the head of the queue waits for an announcement.
+    /// The time since which the first queued request waits for an announcement.
     waiting_since: Option<Instant>,
 }
 
 struct Announcements {
-    /// Which key each entry of our directory holds; 0: free.
+    /// The key in each entry of this side's directory; 0: free.
     directory: Vec<u32>,
-    /// Announcements the socket did not take yet. Bounded by the directory.
+    /// Announcements that the socket has not taken yet. Bounded by the directory.
     pending: VecDeque<(Arc<Region>, u32)>,
 }
 
-/// Everything a handshake yields.
+/// The results of a handshake.
 pub(super) struct ShmParts {
     pub(super) socket: OwnedFd,
     pub(super) memory: SharedMemory,
@@ -72,9 +72,9 @@ pub(in crate::rdma::soft) struct ShmQp {
     pub(super) this: Weak<ShmQp>,
     pub(super) core: QpCore,
     pub(super) parts: ShmParts,
-    /// Bytes taken from the peer's ring: our private truth, published in shared memory for the peer.
+    /// Bytes taken from the peer's ring: the private original, of which shared memory has a copy for the peer.
     receive: Mutex<u64>,
-    /// Copy of `receive` for the lock-free look whether anything came. Written under its lock.
+    /// A copy of `receive`, to see without the lock whether anything has come. Written under the lock.
     head_seen: AtomicU64,
     /// A record waits in the ring for a receive to be posted.
     starved: AtomicBool,
@@ -86,12 +86,12 @@ pub(in crate::rdma::soft) struct ShmQp {
     unannounced: AtomicBool,
 }
 
-/// What became of the request at the head of the queue.
+/// What happened to the first queued request.
 pub(super) enum Step {
     Done {
         len: u32,
     },
-    /// A flush the target does: its answer brings the completion.
+    /// The target does a FLUSH: its answer will complete it.
     Asked {
         sequence: u64,
     },
@@ -145,8 +145,8 @@ impl ShmQp {
         [self.parts.doorbell.as_fd(), self.parts.socket.as_fd()]
     }
 
-    /// Whether the peer has closed the connection, or died; costs a system call. Pairs with `end`: either this side sees
-    /// that the peer has closed, or the peer, reading its memory after that, sees what was stored there before this.
+    /// Whether the peer has closed the connection, or died; costs a system call. Pairs with `end`: either this side sees that the peer has closed, or
+    /// the peer, when it reads its memory after that, finds all bytes that were stored there before this call.
     pub(super) fn peer_is_gone(&self) -> bool {
         fence(Ordering::SeqCst);
         let closed = ring::closed(&self.parts.memory, self.parts.side.other());
@@ -302,7 +302,7 @@ impl ShmQp {
         need: Need,
     ) -> Result<(&'a SharedMemory, usize), WcStatus> {
         let Remote::Memory { rkey, offset } = remote else {
-            // Initiators translate on this link; the target does not.
+            // On this link initiators translate file addresses, not the target.
             return Err(WcStatus::RemoteInvalid);
         };
         let region = sending.peers.get(&rkey.0).ok_or(WcStatus::RemoteAccess)?;
@@ -327,7 +327,7 @@ impl ShmQp {
                     return Step::Done { len: header.len };
                 }
                 Ok(None) => {
-                    // Say so, then look again: the peer frees space, then looks whether anyone waits.
+                    // Announces the wait, then looks again: the peer frees space, then looks for the announcement.
                     ring::waits(memory, self.parts.side).store(1, Ordering::Relaxed);
                     fence(Ordering::SeqCst);
                 }
@@ -373,7 +373,7 @@ impl ShmQp {
             SendOp::Write(remote) => self.write(sending, &local, remote),
             SendOp::WriteImm(remote, imm) => match self.write(sending, &local, remote) {
                 Ok(len) => {
-                    // Written again if the ring is full now: a WRITE may be repeated.
+                    // If the ring is full now, the WRITE is repeated later, which is allowed.
                     let header = RecordHeader { len, imm: Some(imm), of: RecordOf::Write };
                     let step = self.put_record(sending, header, Body::Empty);
                     *published |= matches!(step, Step::Done { .. });
@@ -484,7 +484,7 @@ impl ShmQp {
         broken
     }
 
-    /// Flushes what is queued; the state is `Error`.
+    /// Flushes all queued requests; the state is `Error`.
     fn flush_sends(&self, sending: &mut Sending, mut first: WcStatus) {
         for (wr_id, kind) in sending.outstanding.drain() {
             self.core.complete_send(wr_id, kind, first, true, 0);
@@ -500,7 +500,7 @@ impl ShmQp {
 
     /// Ends the connection. `cut`: the peer ended it.
     fn end(&self, reason: Option<&Breach>, cut: bool) {
-        // Not decided by the state: a failed request moved it before it got here. The word is set once.
+        // The state does not decide this: a failed request may have changed it already. The shared word is set only once.
         let first = ring::closed(&self.parts.memory, self.parts.side).swap(1, Ordering::AcqRel) == 0;
         fence(Ordering::SeqCst);
         self.core.become_state(QpState::Error);
@@ -541,7 +541,7 @@ impl ShmQp {
             };
             if matches!(header.of, RecordOf::Flush | RecordOf::Flushed) {
                 let body = ring::flush_body(memory, side, *own_head);
-                // Given back before it is acted on: the answer may find its ring full, but never ours.
+                // The space is given back before the FLUSH is acted on: its answer may find the other ring full, but never this one.
                 ring::consume(memory, side, &mut own_head, &header, None);
                 broken = self.take_flush_record(header.of, &body);
                 if broken.is_some() {
@@ -587,7 +587,7 @@ impl ShmQp {
     }
 }
 
-/// One-sided transfers have a bound on every link.
+/// The bound of one-sided transfers, which is the same on every link.
 fn check_transfer(local: &LocalRange) -> Result<(), WcStatus> {
     if local.len > MAX_TRANSFER_BYTES as usize { Err(WcStatus::LocalLength) } else { Ok(()) }
 }
@@ -606,7 +606,7 @@ impl Pumped for ShmQp {
             return;
         }
         let memory = &self.parts.memory;
-        // Before the ring is looked at: a peer that closed has put its last record in before.
+        // Loaded before the ring is looked at: a peer that closed has put its last record in before.
         let peer_closed = ring::closed(memory, self.parts.side.other()).load(Ordering::Acquire) != 0;
         let produced = ring::tail(memory, self.parts.side.other()).load(Ordering::Acquire);
         if produced != self.head_seen.load(Ordering::Acquire)
@@ -617,7 +617,7 @@ impl Pumped for ShmQp {
             return;
         }
         if self.blocked.load(Ordering::Acquire) {
-            // Its own statement: the lock is released before `end` takes it.
+            // A statement of its own, so that the lock is released before `end` takes it.
             let broken = self.drain_queue(&mut self.send.lock());
             if let Some(reason) = broken {
                 self.end(Some(&reason), false);
@@ -637,7 +637,7 @@ impl Pumped for ShmQp {
     fn event(&self, flags: EventFlags) {
         self.pump_rings();
         if flags.intersects(EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR) && self.core.is_ready() {
-            // What the peer sent before it went is delivered; it cannot send more.
+            // Records that the peer sent before it went are delivered; it cannot send more.
             self.pump_rings();
             self.end(None, true);
         }
@@ -654,7 +654,7 @@ impl LinkQp for ShmQp {
         sending.queue.extend(requests);
         let broken = if self.core.is_ready() { self.drain_queue(&mut sending) } else { None };
         if broken.is_none() && !self.core.is_ready() {
-            // Closed between the caller's look at the state and here.
+            // The queue pair was closed after the caller had looked at its state.
             self.flush_sends(&mut sending, WcStatus::Flushed);
         }
         drop(sending);

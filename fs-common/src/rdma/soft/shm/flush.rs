@@ -1,10 +1,9 @@
 //! FLUSH over shared memory.
 //!
 //! # How it works
-//! The initiator has the region mapped and has executed its own WRITEs, so where cache-line write-back is enough it does
-//! that itself, and the target's CPU has no part in it. The target has to do two things: sync a file, and flush messages,
-//! because only its own polling places them in memory. Then the FLUSH goes through the message ring, behind the messages
-//! it covers, and is answered through the other ring.
+//! The initiator has the region mapped and has executed its own WRITEs, so where cache-line write-back is enough, it does that itself, without the
+//! target's CPU. The target has to do two things: sync a file, and flush messages, because only its own polling places them in memory. Then the FLUSH
+//! goes through the message ring, behind the messages it covers, and the answer comes through the other ring.
 //!
 //! | offset | bytes | field     | in a FLUSH | in its answer |
 //! |-------:|------:|-----------|------------|---------------|
@@ -56,7 +55,7 @@ struct Raw {
 }
 const _: () = assert!(size_of::<Raw>() == FLUSH_LEN);
 
-/// How a flush of the peer's ended.
+/// The result of one of the peer's FLUSHes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     sequence: u64,
@@ -91,7 +90,7 @@ impl Answer {
     }
 }
 
-/// A flush as it goes through the ring.
+/// A FLUSH in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     sequence: u64,
@@ -139,13 +138,13 @@ struct Entry {
     wr_id: WrId,
     kind: CompletionKind,
     signaled: bool,
-    /// The answer it waits for.
+    /// The number of the answer that it waits for.
     sequence: Option<u64>,
-    /// How it ended, once it has.
+    /// The result, once it is known.
     result: Option<Result<u32, WcStatus>>,
 }
 
-/// A flush under way at the target, and what was done behind it. Bounded by the queue pair's depth.
+/// A FLUSH that the target does, and the requests executed behind it. Bounded by the queue pair's depth.
 #[derive(Default)]
 pub(super) struct Outstanding {
     entries: VecDeque<Entry>,
@@ -170,15 +169,15 @@ impl Outstanding {
         self.entries.push_back(Entry { wr_id, kind, signaled, sequence: Some(sequence), result: None });
     }
 
-    /// Everything, to be flushed.
+    /// Takes all requests out, to be flushed.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = (WrId, CompletionKind)> {
         self.entries.drain(..).map(|entry| (entry.wr_id, entry.kind))
     }
 }
 
 impl ShmQp {
-    /// Maps a region of the peer. A log file cannot be sealed against shrinking, so who maps it trusts its owner not to
-    /// shorten it: a client trusts the server it chose to connect to, a server trusts nobody.
+    /// Maps a region of the peer. A log file cannot be sealed against shrinking, so whoever maps it trusts its owner not to shorten it: a client
+    /// trusts the server that it chose to connect to, a server trusts nobody.
     pub(super) fn map_region(
         &self,
         fd: OwnedFd,
@@ -195,7 +194,7 @@ impl ShmQp {
             .or_else(|_| SharedMemory::map_persistent(fd, len, 0, false))
     }
 
-    /// Own FLUSH: done here, or asked of the target.
+    /// Executes one of this side's FLUSHes, or asks the target to.
     pub(super) fn flush(
         &self,
         sending: &mut Sending,
@@ -211,7 +210,7 @@ impl ShmQp {
             return Step::Failed(WcStatus::RemoteInvalid);
         };
         let kind = sending.peers.get(&rkey).map_or(PersistenceKind::None, |region| region.persistence);
-        // The peer stores its head with release once a message is where it belongs.
+        // The peer stores its head with release once it has placed a message.
         let taken = super::ring::head(&self.parts.memory, self.parts.side.other()).load(Ordering::Acquire);
         let placed = sending.messages_end.wrapping_sub(taken) as i64 <= 0;
         match (placement, kind) {
@@ -240,7 +239,7 @@ impl ShmQp {
         }
     }
 
-    /// Completes a request now, or once the flush before it is done.
+    /// Completes a request now, or when the FLUSH before it is done.
     pub(super) fn complete_in_order(
         &self,
         sending: &mut Sending,
@@ -261,8 +260,7 @@ impl ShmQp {
         }
     }
 
-    /// A flush of the peer's, or the answer to one of ours. Under the receive lock. Returns why the queue pair
-    /// broke, if it did.
+    /// Acts on a FLUSH of the peer, or on the answer to one of this side's. Under the receive lock. Returns why the queue pair broke, if it did.
     pub(super) fn take_flush_record(&self, of: RecordOf, body: &[u8; FLUSH_LEN]) -> Option<Breach> {
         if of == RecordOf::Flushed {
             let Some(answer) = Answer::parse(body) else {
@@ -306,7 +304,7 @@ impl ShmQp {
         None
     }
 
-    /// Says how a flush of the peer's ended.
+    /// Answers one of the peer's FLUSHes.
     fn answer(&self, answer: Answer) -> Option<Breach> {
         let mut sending = self.send.lock();
         if !self.core.is_ready() {
@@ -332,7 +330,7 @@ impl ShmQp {
         }
     }
 
-    /// Puts answers into the ring; whether any.
+    /// Puts waiting answers into the ring; returns whether it put any.
     pub(super) fn drain_answers(&self, sending: &mut Sending) -> Result<bool, Breach> {
         let mut published = false;
         while let Some(answer) = sending.answers.front().copied() {
@@ -349,7 +347,7 @@ impl ShmQp {
         Ok(published)
     }
 
-    /// Completes what an answer ends, and what was done behind it.
+    /// Completes the FLUSH of an answer, and the requests executed behind it.
     fn take_answer(&self, answer: Answer) -> Option<Breach> {
         let mut sending = self.send.lock();
         let outstanding = &mut sending.outstanding;

@@ -29,7 +29,7 @@ const BUFFER_LEN: usize = 512;
 /// A connection at the client: its queue pair and the server's windows.
 type Connection = (Arc<dyn LinkQp>, Vec<Arc<SharedMemory>>);
 
-/// What of the two queues is handed to the peer.
+/// The sleep pages of both queues, to hand to the peer.
 fn sleep_pages(parts: &QpParts) -> io::Result<[OwnedFd; 2]> {
     Ok([
         sys::read_only_descriptor(parts.recv_cq.page().fd())?,
@@ -72,7 +72,7 @@ pub(in crate::rdma::soft) fn connect(
         let [receive_page, send_page] = sleep_pages(&parts)?;
         let hello = ShmMessage::Hello { page_len: SLEEP_PAGE_LEN as u32 }.encode();
         match fds::send(&socket, &hello, &[receive_page.as_fd(), send_page.as_fd(), doorbell.as_fd()]) {
-            // The server may have refused already: its reason waits in the socket.
+            // The server may have refused already; then its reason waits in the socket.
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(error) => return Err(error),
@@ -85,7 +85,7 @@ pub(in crate::rdma::soft) fn connect(
     }
     let mut buffer = [0; BUFFER_LEN];
     let (len, descriptors) = match fds::receive::<{ fds::MAX_DESCRIPTORS }>(&socket, &mut buffer) {
-        // A server that refuses does not read the hello, which is this error, once: its reason waits behind it.
+        // A server that refuses does not read the hello, which causes this error once; its reason waits behind it.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
             fds::receive::<{ fds::MAX_DESCRIPTORS }>(&socket, &mut buffer)
         }
@@ -164,7 +164,7 @@ pub(in crate::rdma::soft) fn receive_hello(socket: &OwnedFd) -> Result<Option<[O
         .map_err(|_| Breach::new(format_args!("{count} descriptors came with the hello where 3 belong")))
 }
 
-/// A client that said hello.
+/// A client that has said hello.
 pub(in crate::rdma::soft) struct ShmIncoming {
     pub(in crate::rdma::soft) socket: OwnedFd,
     pub(in crate::rdma::soft) peer: PeerIdentity,
@@ -172,7 +172,7 @@ pub(in crate::rdma::soft) struct ShmIncoming {
 }
 
 impl ShmIncoming {
-    /// Answers with Welcome; the queue pair is live.
+    /// Answers with Welcome, and makes the queue pair live.
     pub(in crate::rdma::soft) fn accept(
         self,
         setup: &Setup,
@@ -232,6 +232,6 @@ impl ShmIncoming {
 
 /// Tells a client why it may not connect.
 pub(in crate::rdma::soft) fn refuse(socket: &OwnedFd, reason: &str) {
-    // The client may be gone; there is nobody else to tell.
+    // The client may be gone, and nobody else needs the reason.
     let _ = fds::send(socket, &ShmMessage::Refuse { reason: reason.to_owned() }.encode(), &[]);
 }

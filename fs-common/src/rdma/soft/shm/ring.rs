@@ -56,27 +56,27 @@ const _: () = assert!(RING_LEN.is_power_of_two());
 const _: () = assert!(RECORD_HEADER_LEN + MAX_MESSAGE_BYTES as usize <= RING_LEN);
 const _: () = assert!(DIRECTORY_LEN * 4 == 4096);
 
-/// What a ring record is of.
+/// What a ring record stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordOf {
     /// A message.
     Message,
-    /// A WRITE's immediate, and no message.
+    /// The immediate of a WRITE, without a message.
     Write,
-    /// A FLUSH the target is to do.
+    /// A FLUSH that the target has to do.
     Flush,
-    /// The answer to one.
+    /// The answer to a FLUSH.
     Flushed,
 }
 
-/// What a ring record announces.
+/// A parsed header of a ring record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// Bytes of the message; of a WRITE's immediate, bytes written elsewhere.
+    /// Bytes of the message; for a WRITE's immediate, bytes that the WRITE stored elsewhere.
     pub len: u32,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// What it is of.
+    /// What the record stands for.
     pub of: RecordOf,
 }
 
@@ -86,7 +86,7 @@ pub enum RingError {
     /// The peer's counter is impossible.
     #[error("a ring counter is {0} bytes off")]
     Counter(u64),
-    /// A record runs past what was produced.
+    /// A record is longer than the bytes that were produced.
     #[error("a ring record of {0} bytes is cut short")]
     Truncated(u64),
     /// A header field is impossible.
@@ -160,13 +160,13 @@ impl RecordHeader {
         if self.of == RecordOf::Write { 0 } else { self.len as usize }
     }
 
-    /// Bytes of ring the record takes.
+    /// Bytes that the record takes in the ring.
     fn record_len(&self) -> u64 {
         (RECORD_HEADER_LEN + self.body_len()).next_multiple_of(16) as u64
     }
 }
 
-/// Which end of a connection.
+/// An end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Client,
@@ -208,17 +208,17 @@ pub(super) fn head(memory: &SharedMemory, side: Side) -> &AtomicU64 {
     word(memory, side, 1)
 }
 
-/// Not zero while `side` waits for space in the ring it produces.
+/// Not zero while `side` waits for space in the ring that it produces.
 pub(super) fn waits(memory: &SharedMemory, side: Side) -> &AtomicU64 {
     word(memory, side, 2)
 }
 
-/// Not zero once `side` has closed; set behind its last record.
+/// Not zero once `side` has closed; set after its last record.
 pub(super) fn closed(memory: &SharedMemory, side: Side) -> &AtomicU64 {
     word(memory, side, 3)
 }
 
-/// What a record carries.
+/// The bytes behind a record's header.
 #[derive(Clone, Copy)]
 pub(super) enum Body<'a> {
     Empty,
@@ -232,7 +232,7 @@ impl<'a> From<Option<(&'a SharedMemory, usize)>> for Body<'a> {
     }
 }
 
-/// Puts one record into the ring `side` produces, whose private tail is `own_tail`. `None`: no space.
+/// Puts one record into the ring that `side` produces, whose private tail is `own_tail`. `None`: no space.
 pub(super) fn produce(
     memory: &SharedMemory,
     side: Side,
@@ -291,7 +291,7 @@ pub(super) fn peek(
     Ok(Some(header))
 }
 
-/// Copies what a flush record at `own_head` carries out of the ring.
+/// Copies the body of the flush record at `own_head` out of the ring.
 pub(super) fn flush_body(memory: &SharedMemory, side: Side, own_head: u64) -> [u8; FLUSH_LEN] {
     let ring_at = side.other().ring_at();
     let start = (own_head as usize + RECORD_HEADER_LEN) % RING_LEN;
@@ -302,7 +302,7 @@ pub(super) fn flush_body(memory: &SharedMemory, side: Side, own_head: u64) -> [u
     bytes
 }
 
-/// Copies the message of the record at `own_head` to `target`, then gives its space back.
+/// Copies the message of the record at `own_head` to `target`, then frees its space.
 pub(super) fn consume(
     memory: &SharedMemory,
     side: Side,

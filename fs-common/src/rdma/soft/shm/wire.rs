@@ -19,9 +19,9 @@
 //! | 72     | 4     | persistence       |       |         |        | 0 none, 1 cache lines, 2 by the target |
 //! | 76     | 4     | reserved          | zero in all ||||
 //!
-//! Fields a kind does not use are zero. Descriptors: hello: receive queue's sleep page, send queue's sleep page,
-//! doorbell. Welcome: connection memory, the same three of the server, then the windows it exports. Announce:
-//! the region's memory, opened read-only unless peers may change it.
+//! Fields that a kind does not use are zero. Descriptors of a hello: receive queue's sleep page, send queue's sleep page, doorbell. Of a welcome:
+//! connection memory, the same three of the server, then the windows that it exports. Of an announcement: the region's memory, opened read-only
+//! unless peers may change it.
 
 use crate::rdma::soft::region::PersistenceKind;
 use crate::rdma::verbs::Access;
@@ -59,18 +59,18 @@ pub enum ShmMessage {
     },
     /// The server refuses.
     Refuse {
-        /// For people.
+        /// The reason, for people.
         reason: String,
     },
-    /// A region can be reached from now on.
+    /// Peers can access a region from now on.
     Announce {
-        /// Its key.
+        /// The region's key.
         rkey: u32,
-        /// Its entry of the sender's directory.
+        /// Its entry in the sender's directory.
         index: u32,
-        /// What the receiver may do.
+        /// The receiver's rights.
         access: Access,
-        /// Its length.
+        /// The region's length.
         memory_len: u64,
         /// How its ranges become persistent.
         persistence: PersistenceKind,
@@ -80,7 +80,7 @@ pub enum ShmMessage {
 /// Why bytes are no message of the shared-memory link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShmMessageError {
-    /// Shorter or longer than the message is.
+    /// The length is not that of the message.
     #[error("a message of {0} bytes has the wrong length")]
     Length(usize),
     /// Not this protocol.

@@ -1,4 +1,4 @@
-//! Bytes over one socket, in plain or under TLS. Nothing here blocks but `Dialogue`.
+//! Bytes over one socket, plain or encrypted with TLS. Nothing here blocks, except `Dialogue`.
 //!
 //! # Locks
 //! `records` is the last of a connection's locks: it is taken under its receive lock (to open input) and under its send
@@ -15,33 +15,33 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// First byte of a TLS handshake record, and of an alert. No packet begins so.
+/// First byte of a TLS handshake record, and of an alert. No packet begins with either.
 pub(super) const TLS_FIRST_BYTES: [u8; 2] = [0x16, 0x15];
 
-/// What was received.
+/// The result of receiving.
 pub(super) enum Input {
-    /// So many bytes. `more`: others may be there already.
+    /// This number of bytes. `more`: further bytes may be there already.
     Bytes { count: usize, more: bool },
     /// Nothing for now.
     Nothing,
-    /// The peer says no more.
+    /// The peer has closed its side.
     Closed,
 }
 
-/// A socket and what protects it.
+/// A socket and its encryption.
 pub(in crate::rdma::soft) struct Channel {
     socket: OwnedFd,
-    /// `None`: in plain.
+    /// `None`: not encrypted.
     records: Option<Box<Mutex<Records>>>,
 }
 
 impl Channel {
-    /// In plain.
+    /// A channel without encryption.
     pub(in crate::rdma::soft) fn plain(socket: OwnedFd) -> Self {
         Self { socket, records: None }
     }
 
-    /// Under TLS, at the side that was connected to, behind the peer's first words.
+    /// The listening side of TLS, after the client's first words.
     pub(super) fn tls_server(
         socket: OwnedFd,
         configs: &TlsConfigs,
@@ -56,7 +56,7 @@ impl Channel {
         arrived.map(|()| channel).map_err(Breach::from)
     }
 
-    /// Under TLS, at the side that connected.
+    /// The connecting side of TLS.
     fn tls_client(socket: OwnedFd, configs: &TlsConfigs) -> Result<Self, TlsError> {
         Ok(Self { socket, records: Some(Box::new(Mutex::new(Records::client(configs)?))) })
     }
@@ -69,17 +69,17 @@ impl Channel {
         self.records.is_some()
     }
 
-    /// The name of the key the peer has proven, at the side that was connected to.
+    /// At the listening side: the name of the key that the client has proven.
     pub(in crate::rdma::soft) fn client_name(&self, configs: &TlsConfigs) -> Option<Arc<str>> {
         self.records.as_ref()?.lock().client_name(configs)
     }
 
-    /// Whether bytes wait that the socket does not tell of.
+    /// Whether there are received bytes that the socket does not signal.
     pub(super) fn holds_input(&self) -> bool {
         self.records.as_ref().is_some_and(|records| records.lock().holds_plain())
     }
 
-    /// Takes what the peer said. An error is the end, for the reason given.
+    /// Receives the peer's bytes. An error ends the connection, for that reason.
     pub(super) fn receive(&self, into: &mut [u8]) -> Result<Input, Breach> {
         let Some(records) = &self.records else {
             return Ok(match receive(&self.socket, into) {
@@ -106,7 +106,7 @@ impl Channel {
         }
     }
 
-    /// Takes in what the socket has, once. None of it need be for us: it may be TLS's own.
+    /// Receives once from the socket. The bytes may all be TLS's own.
     fn take_in(&self, records: &mut Records) -> Result<Input, Breach> {
         let room = records.room();
         let wanted = room.len();
@@ -125,14 +125,14 @@ impl Channel {
         Ok(Input::Bytes { count, more: count == wanted })
     }
 
-    /// The last words of a handshake, or of a connection: they fit the buffer of a socket or the peer is gone.
+    /// Sends the last bytes of a handshake or of a connection. They fit the socket's buffer, or the peer is gone.
     fn say(&self, bytes: &[u8]) {
         if !bytes.is_empty() {
             let _ = rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }
 
-    /// Appends to `wire` what goes over for a packet.
+    /// Appends the bytes that go over the socket for a packet to `wire`.
     pub(super) fn seal(&self, packet: &[u8], wire: &mut Vec<u8>) -> Result<(), Breach> {
         match &self.records {
             None => wire.extend_from_slice(packet),
@@ -141,15 +141,15 @@ impl Channel {
         Ok(())
     }
 
-    /// Tells the peer why it may not connect, as it can hear it. Whose handshake failed has been told by that.
+    /// Tells the peer why it may not connect, if it can read that. A peer whose TLS handshake failed knows already.
     pub(super) fn send_refusal(&self, packet: &[u8]) {
         if self.records.as_ref().is_none_or(|records| records.lock().is_established()) {
-            // The peer may be gone; there is nobody else to tell.
+            // The peer may be gone, and nobody else needs the reason.
             let _ = self.send_first(packet);
         }
     }
 
-    /// Sends a packet of a handshake: it fits a fresh socket's buffer, or the peer is gone.
+    /// Sends a packet of a handshake. It fits the buffer of a new socket, or the peer is gone.
     pub(in crate::rdma::soft) fn send_first(&self, packet: &[u8]) -> io::Result<()> {
         let mut wire = Vec::new();
         self.seal(packet, &mut wire)?;
@@ -168,7 +168,7 @@ pub(super) fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, Errno>
     }
 }
 
-/// Whether the peer's first byte is one of TLS; `None`: it has said nothing.
+/// Whether the peer's first byte is one of TLS; `None`: it has sent nothing.
 pub(in crate::rdma::soft) fn speaks_tls(socket: &OwnedFd) -> Result<Option<bool>, Errno> {
     let mut first = [0];
     match rustix::net::recv(socket, &mut first, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
@@ -183,24 +183,24 @@ pub(in crate::rdma::soft) fn speaks_tls(socket: &OwnedFd) -> Result<Option<bool>
 pub(super) enum DialogueError {
     /// The socket failed.
     Io(io::Error),
-    /// The peer said nothing for too long.
+    /// The peer sent nothing for too long.
     Late,
     /// The peer closed.
     Closed,
     /// TLS failed, for this reason.
     Tls(Breach),
-    /// This side has a key, and the peer answers in plain. What it says is not to be believed but as a refusal.
+    /// This side has a key, and the peer answers without encryption. Nothing that it says is believed, except a refusal.
     InPlain(Channel),
 }
 
-/// A connecting side's words before the connection is live: it waits for each answer, not beyond the deadline.
+/// The messages of a connecting side before the connection is live: it waits for each answer until the deadline.
 pub(super) struct Dialogue<'c> {
     channel: &'c Channel,
     deadline: Instant,
 }
 
 impl<'c> Dialogue<'c> {
-    /// Proves to each other who both are, if `configs` says so.
+    /// Opens the channel. With `configs` both sides prove their key in a TLS handshake.
     pub(super) fn open(
         socket: OwnedFd,
         configs: Option<&TlsConfigs>,
@@ -215,7 +215,7 @@ impl<'c> Dialogue<'c> {
             channel.say(&records.lock().take_outgoing());
             let dialogue = Dialogue::new(&channel, deadline);
             dialogue.wait()?;
-            // Looked at before rustls does: a server without keys says in plain why it takes no such client.
+            // Checked before rustls reads: a server without keys sends its refusal unencrypted.
             if speaks_tls(&channel.socket) == Ok(Some(false)) {
                 return Err(DialogueError::InPlain(Channel::plain(channel.socket)));
             }
@@ -247,12 +247,12 @@ impl<'c> Dialogue<'c> {
         }
     }
 
-    /// Says a packet.
+    /// Sends a packet.
     pub(super) fn say(&self, packet: &[u8]) -> Result<(), DialogueError> {
         self.channel.send_first(packet).map_err(DialogueError::Io)
     }
 
-    /// Takes exactly so many bytes: what follows is the connection's.
+    /// Receives exactly `into.len()` bytes; what follows belongs to the connection.
     pub(super) fn hear(&self, into: &mut [u8]) -> Result<(), DialogueError> {
         let mut len = 0;
         while len < into.len() {

@@ -4,15 +4,15 @@
 //! `receive` before `send`. Both are held only over non-blocking system calls.
 //!
 //! # Back-pressure
-//! Own requests wait in the send queue while more than `OUTPUT_SOFT_BYTES` of output wait for the socket. The
-//! engine takes no more requests of a peer that is owed more than `OWED_MAX_BYTES`; a self-driven side always reads (so the two can
-//! never wait for each other) and breaks the queue pair at `OUTPUT_HARD_BYTES`.
+//! Requests of this side wait in the send queue while more than `OUTPUT_SOFT_BYTES` of output wait for the socket. The engine takes no more requests
+//! of a peer that is owed more than `OWED_MAX_BYTES`; a self-driven side always reads (so the two can never wait for each other) and breaks the queue
+//! pair at `OUTPUT_HARD_BYTES`.
 
 //! A file read that faults stalls its queue pair: no input is taken until the fault thread has replied.
 
 //! # The parts
-//! `input` from the socket to packets; `target` the peer's requests; `initiator` own requests and their replies;
-//! `output` packets that wait for the socket; `held` flushes, and replies behind them. Here: the life of a connection.
+//! `input`: from the socket to packets; `target`: the peer's requests; `initiator`: this side's requests and their replies; `output`: packets that
+//! wait for the socket; `held`: FLUSHes, and replies behind them. This file has the life of a connection.
 
 mod held;
 mod initiator;
@@ -42,20 +42,20 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Buffers beyond this are given back when they are empty again.
+/// Larger buffers are freed when they are empty again.
 const KEEP_LEN: usize = 128 * 1024;
 /// Reads of one socket in one turn.
 const READS_PER_TURN: usize = 16;
 
-/// Who serves file reads; shared with the device, which may learn of it later.
+/// The target that serves file reads; shared with the device, which may get the target later.
 pub(in crate::rdma::soft) type FileTargetCell = Arc<RwLock<Option<Arc<dyn FileTarget>>>>;
 
 thread_local! {
-    /// Where this thread builds packets.
+    /// The buffer in which this thread builds packets.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes `packet` a header and `payload_len` bytes, none of them meaningful yet.
+/// Makes room in `packet` for a header and `payload_len` bytes, none of which have a meaning yet.
 fn prepare(packet: &mut Vec<u8>, payload_len: usize) {
     let len = PACKET_HEADER_LEN + payload_len;
     if packet.capacity() > KEEP_LEN && len <= KEEP_LEN {
@@ -70,9 +70,9 @@ enum End {
     Broken(Breach),
     /// The peer is gone.
     Cut,
-    /// We sent a Nak.
+    /// This side has sent a Nak.
     Refused(WcStatus),
-    /// A request of ours failed; its completion is made.
+    /// A request of this side failed; its completion is made.
     Failed(WcStatus),
 }
 
@@ -87,7 +87,7 @@ pub(in crate::rdma::soft) struct TcpQp {
     this: Weak<TcpQp>,
     core: QpCore,
     channel: Channel,
-    /// Who reads the socket; `None`: whoever polls the completion queues.
+    /// The engine that reads the socket; `None`: the thread that polls the completion queues reads it.
     engine: Option<Arc<Engine>>,
     file_target: FileTargetCell,
     receive: Mutex<Receiving>,
@@ -95,7 +95,7 @@ pub(in crate::rdma::soft) struct TcpQp {
     send: Mutex<Sending>,
     ended: AtomicBool,
     account: Account,
-    /// Who pays for its turns with the engine.
+    /// The payer of its turns with the engine.
     payer: Payer,
 }
 
@@ -123,7 +123,7 @@ impl TcpQp {
         })
     }
 
-    /// Goes live.
+    /// Makes the queue pair live.
     pub(super) fn start(self: &Arc<Self>) -> std::io::Result<()> {
         self.core.become_state(QpState::ReadyToSend);
         let flags = EventFlags::IN | EventFlags::RDHUP;
@@ -136,7 +136,7 @@ impl TcpQp {
             }
         }
         if self.channel.holds_input() {
-            // It came with the end of the handshake, and the socket does not tell of it.
+            // These bytes came with the end of the handshake, so the socket does not signal them.
             if self.drive(flags) {
                 let mut sending = self.send.lock();
                 sending.resumed = true;
@@ -154,7 +154,7 @@ impl TcpQp {
         self.payer
     }
 
-    /// Ends the connection; outside of all locks.
+    /// Ends the connection. Called without any lock held.
     fn end(&self, end: Option<End>) {
         let first = !self.ended.swap(true, Ordering::AcqRel);
         self.core.become_state(QpState::Error);
@@ -190,10 +190,10 @@ impl TcpQp {
             }
         }
         let _ = self.flush_output(sending);
-        // What the socket does not take now nobody sends.
+        // Output that the socket does not take now is never sent.
         sending.discard_output();
         self.account_output(sending);
-        // Only our direction: closing both could throw away what we sent last, a refusal for instance.
+        // Only this side's direction: closing both could throw away the last bytes sent, such as a refusal.
         let _ = rustix::net::shutdown(self.socket(), Shutdown::Write);
         match &self.engine {
             Some(engine) => engine.end(self),
@@ -206,21 +206,21 @@ impl TcpQp {
         }
     }
 
-    /// Acts on what epoll says of the socket, for a turn; whether there is more to do.
+    /// Acts on the socket's events, for one turn; returns whether there is more to do.
     pub(super) fn drive(&self, flags: EventFlags) -> bool {
         let result = (|| {
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) && self.send.lock().stalled {
-                // Epoll would say so again and again, and the reply that is waited for can reach nobody.
+                // Epoll would report this again and again, and the awaited reply can reach nobody.
                 return Err(End::Cut);
             }
-            // A peer that is gone is found by what it is owed: that is told once, and its input may be held back.
+            // Output finds out that the peer is gone: epoll reports that once, and input may be held back.
             if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
                 let mut sending = self.send.lock();
                 sending.resumed = false;
                 self.flush_output(&mut sending)?;
                 self.drain_queue(&mut sending)?;
             }
-            // OUT too: requests that were held back can go on.
+            // On OUT, too: requests that were held back can go on.
             if flags.intersects(
                 EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR,
             ) {
@@ -235,12 +235,12 @@ impl TcpQp {
         })
     }
 
-    /// How much the connection holds because of its peer.
+    /// Bytes that the connection holds because of its peer.
     pub(super) fn held(&self) -> usize {
         self.account.held()
     }
 
-    /// How far it is. On the engine's thread.
+    /// How far the connection has come. On the engine's thread.
     pub(super) fn progress(&self) -> Progress {
         let receiving = self.receive.lock();
         let sending = self.send.lock();
@@ -253,12 +253,12 @@ impl TcpQp {
         }
     }
 
-    /// Says what of output is held now. Under the send lock.
+    /// Notes in the account how much output is held. Under the send lock.
     fn account_output(&self, sending: &Sending) {
         self.look_if(self.account.set_output(sending.held_bytes()));
     }
 
-    /// Says what of input is held now. Under the receive lock.
+    /// Notes in the account how much input is held. Under the receive lock.
     fn account_input(&self, receiving: &Receiving) {
         self.look_if(self.account.set_input(receiving.held_bytes()));
     }
@@ -271,7 +271,7 @@ impl TcpQp {
         }
     }
 
-    /// Throws away what an ended connection's peer still sends; true once the peer has closed, too.
+    /// Throws away input of an ended connection; true once the peer has closed, too.
     pub(super) fn discard_input(&self) -> bool {
         let mut receiving = self.receive.lock();
         receiving.discard();
@@ -331,7 +331,7 @@ impl LinkQp for TcpQp {
         drop(sending);
         match result {
             Err(end) => self.end(Some(end)),
-            // Closed between the caller's look at the state and here: flush what was queued.
+            // The queue pair was closed after the caller had looked at its state: flush the queued requests.
             Ok(()) if !self.core.is_ready() => self.end(None),
             Ok(()) => {}
         }

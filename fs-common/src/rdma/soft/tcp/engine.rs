@@ -1,20 +1,19 @@
 //! The NIC engine: one thread for each device that reads the sockets of all accepted connections.
 //!
-//! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else: file reads that would go to fault
-//! threads (`faults`). A thread with something to write does it itself, under the connection's send lock.
+//! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else: file reads that would block go to fault threads
+//! (`faults`). A thread that has something to write writes it itself, under the connection's send lock.
 //!
 //! # Turns
-//! A connection that has something for the engine waits for a turn, which is a bounded number of packets; one that is not done
-//! then waits for its next turn. A [`FairQueue`] chooses the next connection: that of the peer that has had least of the engine's
-//! time. Sockets are watched for edges: a connection that waits for a turn, or for its peer to read, is not reported again and
-//! again.
+//! A connection with work for the engine waits for a turn, which is a bounded number of packets; if it is not done then, it waits for its next turn.
+//! A [`FairQueue`] chooses the next connection: that of the peer that has had the least of the engine's time. Sockets are watched for edges: a
+//! connection that waits for a turn, or for its peer to read, is not reported again and again.
 //!
 //! # Bounds
-//! The memory that connections hold because of their peers is added up (`ledger`). While there is any, the engine looks at it
-//! once a second: a connection that does not get on ends, and so does the one that holds most when all together hold too much.
+//! The memory that connections hold because of their peers is added up (`ledger`). While there is any, the engine checks it once a second: it ends
+//! each connection that makes no progress, and, when all together hold too much, the one that holds most.
 //!
-//! A connection that ended stays here until its peer has closed too, or for `LINGER`: closing a socket with unread input resets
-//! it, and the peer would lose the last messages to it.
+//! A connection that has ended stays here until its peer has closed, too, or for `LINGER`: closing a socket with unread input resets it, and the peer
+//! would lose the last messages.
 
 use super::connection::TcpQp;
 use super::faults::Faults;
@@ -38,19 +37,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an ended connection waits for its peer to close; also how often what is held is looked at.
+/// How long an ended connection waits for its peer to close; also the interval of checks of held memory.
 const LINGER: Duration = Duration::from_secs(1);
 /// Token of the doorbell; connections' tokens are queue pair numbers, which start at 1.
 const BELL_TOKEN: u64 = 0;
 const EVENTS_PER_WAIT: usize = 64;
-/// For how long turns follow one another before the engine looks for further connections.
+/// Time of consecutive turns before the engine looks for further connections.
 const ROUND: Duration = Duration::from_micros(50);
 
 struct Driven {
     qp: Arc<TcpQp>,
-    /// Until when it lingers; `None`: live.
+    /// End of its lingering; `None`: live.
     until: Option<Instant>,
-    /// Whether what it holds gets on.
+    /// Whether the bytes that it holds make progress.
     stall: Stall,
 }
 
@@ -58,7 +57,7 @@ struct Driven {
 #[derive(Default)]
 struct Turns {
     queue: FairQueue<u64>,
-    /// What epoll said of each of them.
+    /// The events that epoll reported of each.
     flags: HashMap<u64, EventFlags>,
 }
 
@@ -80,7 +79,7 @@ impl Turns {
     }
 }
 
-/// What epoll reports an event of a connection by: its number, and who pays for its turns.
+/// The data of a connection's events in epoll: its number, and the payer of its turns.
 fn event_data(qp: &TcpQp) -> EventData {
     EventData::new_u64(qp.payer().0 << 32 | token(qp))
 }
@@ -88,7 +87,7 @@ fn event_data(qp: &TcpQp) -> EventData {
 /// The engine's shared part.
 pub(in crate::rdma::soft) struct Engine {
     epoll: OwnedFd,
-    /// Rung to stop, and when another thread ended a connection: its peer may never say anything that would wake us.
+    /// Rung to stop, and when another thread has ended a connection: the peer may never send anything that would wake the engine.
     bell: OwnedFd,
     stopping: AtomicBool,
     driven: Mutex<HashMap<u64, Driven>>,
@@ -130,8 +129,8 @@ impl Engine {
         Ok(epoll::add(&self.epoll, qp.socket(), event_data(qp), flags | EventFlags::ET)?)
     }
 
-    /// Who pays for a peer's turns: 32 bits, so that they fit an event. That two peers have the same is rare, not to be brought
-    /// about from outside, and harmless.
+    /// The payer of a peer's turns: 32 bits, so that it fits an event's data. Two peers rarely have the same, a peer cannot bring that about, and it
+    /// does no harm.
     pub(super) fn payer(&self, peer: &PeerKey) -> Payer {
         Payer(self.payers.hash_one(peer) & u64::from(u32::MAX))
     }
@@ -145,17 +144,17 @@ impl Engine {
         &self.ledger
     }
 
-    /// Bytes held because of peers.
+    /// Bytes that are held because of peers.
     pub(in crate::rdma::soft) fn held(&self) -> usize {
         self.ledger.held()
     }
 
-    /// The engine is to look at what is held. From any thread.
+    /// Makes the engine check the held memory. From any thread.
     pub(super) fn ring(&self) {
         sys::ring_eventfd(&self.bell);
     }
 
-    /// Ends connections that hold something and do not get on. True if any holds something.
+    /// Ends connections that hold something and make no progress. True if any connection holds something.
     fn end_stalled(&self, now: Instant) -> bool {
         if self.ledger.held() == 0 {
             return false;
@@ -166,7 +165,7 @@ impl Engine {
             driven.values().filter(holds).map(|driven| (token(&driven.qp), driven.qp.clone())).collect()
         };
         for (number, qp) in holding {
-            // Outside of the map's lock, for it takes the connection's.
+            // Without the lock of the map, since this takes the connection's locks.
             let progress = qp.progress();
             let is_late =
                 (self.driven.lock().get_mut(&number)).is_some_and(|driven| driven.stall.look(now, progress));
@@ -181,7 +180,7 @@ impl Engine {
         true
     }
 
-    /// Ends connections until no more is held than may be: the largest of the peer that has most.
+    /// Ends connections until the bound is kept: each time the largest one of the peer that holds most.
     fn relieve(&self) {
         while self.ledger.is_over() {
             let live: Vec<Arc<TcpQp>> = {
@@ -213,18 +212,18 @@ impl Engine {
         &self.faults
     }
 
-    /// Watches a socket for edges. What is there already when something new is watched for is reported, too.
+    /// Watches a socket for edges. Events that are there already are reported when they are first watched for.
     pub(super) fn watch(&self, qp: &TcpQp, flags: EventFlags) {
         // Fails only if the connection was never added or is gone.
         let _ = epoll::modify(&self.epoll, qp.socket(), event_data(qp), flags | EventFlags::ET);
     }
 
-    /// A connection ended: it lingers.
+    /// A connection has ended: it lingers.
     pub(super) fn end(&self, qp: &TcpQp) {
         if let Some(driven) = self.driven.lock().get_mut(&token(qp)) {
             driven.until = Some(Instant::now() + LINGER);
         }
-        // Not for edges: nobody keeps count of what of it was thrown away.
+        // Not for edges: nobody notes how much of its input was thrown away.
         let _ = epoll::modify(&self.epoll, qp.socket(), event_data(qp), EventFlags::IN | EventFlags::RDHUP);
         sys::ring_eventfd(&self.bell);
     }
@@ -235,7 +234,7 @@ impl Engine {
         }
     }
 
-    /// Looks for events until the budget since `start` is used up; whether there are any.
+    /// Looks for events until the budget since `start` is used up; returns whether there are any.
     fn spin(&self, start: Instant, budget: &SpinBudget) -> bool {
         let mut now = start;
         while now - start < budget.spin(now) {
@@ -250,7 +249,7 @@ impl Engine {
         false
     }
 
-    /// A connection's turn; whether it lingers now.
+    /// Gives a connection its turn; returns whether it lingers now.
     fn turn(&self, turns: &mut Turns, (payer, number, flags): (Payer, u64, EventFlags)) -> bool {
         let Some(qp) = self.queue_pair(number) else {
             return false;
@@ -292,7 +291,7 @@ impl Engine {
             let events = match waited {
                 Ok((events, _)) => &*events,
                 Err(rustix::io::Errno::INTR) => continue,
-                // All connections would stand still without a word.
+                // All connections would stall without a message.
                 Err(error) => panic!("the NIC engine cannot wait for its sockets: {error}"),
             };
             panic_ends::plant("cuttlefs-nic");
@@ -300,7 +299,7 @@ impl Engine {
                 let data = event.data.u64();
                 if data == BELL_TOKEN {
                     let mut count = [0; 8];
-                    // Empty if it was rung for an event that was handled meanwhile.
+                    // The bell is empty if its event was handled meanwhile.
                     let _ = rustix::io::read(&self.bell, &mut count);
                     (lingering, holding) = (true, true);
                     continue;
@@ -342,7 +341,7 @@ impl Engine {
         left.iter().for_each(|qp| qp.fail(None));
     }
 
-    /// Ends the thread and every connection it drives.
+    /// Ends the thread and all its connections.
     pub(in crate::rdma::soft) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         sys::ring_eventfd(&self.bell);

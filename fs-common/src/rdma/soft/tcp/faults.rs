@@ -1,20 +1,18 @@
-//! Fault threads: accesses to files that must bring pages into memory first (TeRM section 2.2, the faulting flow).
+//! Fault threads: accesses to files that must first bring pages into memory (TeRM section 2.2, the faulting flow).
 //!
 //! # How it works
-//! When a target answers `Faults`, the queue pair stalls: its input is not read until then, so that replies keep their
-//! order, and the request is handed over here. A thread does it, blocking as long as the disk takes, sends the reply and
-//! lets the queue pair go on. The engine serves all other queue pairs meanwhile.
+//! When a target answers `Faults`, the queue pair stalls: its input is not read, so that replies keep their order, and the request is passed to a
+//! fault thread. That thread executes it, blocking as long as the disk takes, sends the reply and lets the queue pair go on. The engine serves all
+//! other queue pairs meanwhile.
 //!
 //! Threads are started when they are needed and stay: a device whose target never faults has none.
 //!
 //! # Invariants
 //! * A queue pair has at most one fault under way, so the queue, and the bytes of WRITEs in it, are bounded by the number of connections.
-//! * A fault names its queue pair by number, which is never given out again: the reply to one whose connection ended
-//!   meanwhile is dropped.
+//! * A fault names its queue pair by number, which is never given out again: if the connection has ended meanwhile, the reply is dropped.
 //!
 //! # Failure
-//! If no thread can be started, the request is refused. A target that does not return keeps its one queue pair, and
-//! `stop`, waiting.
+//! If no thread can be started, the request is refused. If a target does not return, its queue pair waits for ever, and so does `stop`.
 
 use super::engine::Engine;
 use crate::ids::FileKey;
@@ -43,11 +41,11 @@ pub(super) struct Fault {
     pub(super) access: FaultAccess,
 }
 
-/// What it is to do.
+/// The access of a fault.
 pub(super) enum FaultAccess {
-    /// Read so many bytes.
+    /// Read this number of bytes.
     Read(usize),
-    /// Write these, and say so if that was asked for.
+    /// Write these bytes, and acknowledge if `ack`.
     Write { bytes: Vec<u8>, ack: bool },
 }
 
@@ -68,7 +66,7 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Takes a fault; `engine` is whose queue pairs stall.
+    /// Takes a fault of one of `engine`'s queue pairs.
     pub(super) fn take(&self, engine: &Arc<Engine>, fault: Fault) -> io::Result<()> {
         let mut state = self.state.lock();
         if state.idle <= state.queue.len() && state.threads.len() < FAULT_THREADS_MAX && !state.stopping {
@@ -77,7 +75,7 @@ impl Faults {
             let started = std::thread::Builder::new().name(name).spawn(move || engine.faults().run(&engine));
             match started {
                 Ok(thread) => state.threads.push(thread),
-                // The others will come to it.
+                // The existing threads will take the fault.
                 Err(error) if !state.threads.is_empty() => {
                     tracing::warn!(%error, threads = state.threads.len(), "no further fault thread");
                 }
@@ -90,7 +88,7 @@ impl Faults {
     }
 
     fn run(&self, engine: &Engine) {
-        // A target may wait for microseconds; the usual slack of 50 would double that. Without it, only times differ.
+        // A target may wait for microseconds; the usual timer slack of 50 us would double that. A failure only changes times.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while let Some(fault) = self.next() {
             panic_ends::plant("cuttlefs-fault");
@@ -115,7 +113,7 @@ impl Faults {
         }
     }
 
-    /// Ends the threads, after what each is doing.
+    /// Ends the threads, after each has finished its fault.
     pub(super) fn stop(&self) {
         let threads = {
             let mut state = self.state.lock();

@@ -1,5 +1,4 @@
-//! The handshake of a `tcp` connection: proof of a key where there are keys (`tls`, and before it a knock), then Hello, then
-//! Welcome or Refuse.
+//! The handshake of a `tcp` connection: with keys a knock and the proof of a key (`tls`), then Hello, then Welcome or Refuse.
 
 use super::channel::{Channel, Dialogue, DialogueError, Input, TLS_FIRST_BYTES, receive, speaks_tls};
 use super::connection::{FileTargetCell, TcpQp};
@@ -24,14 +23,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Keepalive: a peer that vanished without a word is noticed after about half a minute.
+/// Keepalive: the server notices after about half a minute that a peer has vanished.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 4;
-/// To a client in plain, where keys are needed.
+/// The refusal of an unencrypted client where keys are needed.
 const KEY_NEEDED: &str = "the server asks for a key: mount with --key FILE (or -o key=FILE); \
      whoever runs the server has the file";
-/// To a client that proves a key, where none is taken.
+/// The refusal of a client that proves a key where none is taken.
 const NO_KEY_TAKEN: &str = "the server takes no keys (it runs with --insecure); mount without a key if everybody on the way is trusted";
 const FULL_HELLO_LEN: usize = PACKET_HEADER_LEN + HELLO_LEN;
 
@@ -123,7 +122,7 @@ fn greet(
     };
     let channel = Dialogue::open(socket, tls, deadline).map_err(failed)?;
     let hello = build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload());
-    // A server that refuses at once may have closed already; its reason is still there to be read.
+    // A server that refuses at once may have closed already; its reason can still be read.
     match Dialogue::new(&channel, deadline).say(&hello) {
         Err(DialogueError::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         result => result.map_err(failed)?,
@@ -132,7 +131,7 @@ fn greet(
     Ok(channel)
 }
 
-/// What the server says to a hello: `Ok` if it is a welcome.
+/// The server's answer to a hello: `Ok` if it is a welcome.
 fn answer(channel: &Channel, deadline: Instant, endpoint: &str) -> Result<(), RdmaError> {
     let broken = |reason: String| RdmaError::Handshake { endpoint: endpoint.to_owned(), reason };
     let failed = |error: DialogueError| match error {
@@ -149,7 +148,7 @@ fn answer(channel: &Channel, deadline: Instant, endpoint: &str) -> Result<(), Rd
     let mut packet = vec![0; PACKET_HEADER_LEN];
     dialogue.hear(&mut packet).map_err(failed)?;
     let header = PacketHeader::parse(&packet).map_err(|error| broken(error.to_string()))?;
-    // Welcome and Refuse are short: parse has refused longer ones.
+    // Welcome and Refuse are short, since parse refuses longer ones.
     packet.resize(PACKET_HEADER_LEN + header.payload_len as usize, 0);
     dialogue.hear(&mut packet[PACKET_HEADER_LEN..]).map_err(failed)?;
     verify(&packet).map_err(|error| broken(error.to_string()))?;
@@ -159,7 +158,7 @@ fn answer(channel: &Channel, deadline: Instant, endpoint: &str) -> Result<(), Rd
         PacketKind::Welcome => {
             Err(broken("the server has other limits; run the same release on both".to_owned()))
         }
-        // It goes to a terminal, and nothing is proven of who sent it.
+        // The reason goes to a terminal, and nothing is proven about its sender.
         PacketKind::Refuse => Err(RdmaError::Refused {
             endpoint: endpoint.to_owned(),
             reason: String::from_utf8_lossy(payload).replace(char::is_control, " "),
@@ -184,11 +183,11 @@ fn finish(
     Ok(qp)
 }
 
-/// Collects a client's Hello as it arrives, behind its proof of a key where the channel is sealed.
+/// Collects a client's Hello as it arrives; on an encrypted channel it comes behind the proof of a key.
 pub(in crate::rdma::soft) struct HelloReader {
     bytes: [u8; FULL_HELLO_LEN],
     len: usize,
-    /// The peer has said something.
+    /// The peer has sent something.
     begun: bool,
 }
 
@@ -197,7 +196,7 @@ impl HelloReader {
         Self { bytes: [0; FULL_HELLO_LEN], len: 0, begun: false }
     }
 
-    /// Reads what is there; true once the hello is whole and good. `Ok(None)`: the client went away.
+    /// Reads all that is there; true once the hello is complete and good. `Ok(None)`: the client went away.
     pub(in crate::rdma::soft) fn read(&mut self, channel: &Channel) -> Result<Option<bool>, Breach> {
         if !self.begun && !channel.is_sealed() {
             match speaks_tls(channel.socket()) {
@@ -207,7 +206,7 @@ impl HelloReader {
                 Err(_) => return Ok(None),
             }
         }
-        // Never more than the hello: what follows belongs to the connection.
+        // Never more than the hello: the bytes behind it belong to the connection.
         match channel.receive(&mut self.bytes[self.len..])? {
             Input::Closed => return Ok(None),
             Input::Bytes { count, .. } => self.len += count,
@@ -230,19 +229,19 @@ impl HelloReader {
     }
 }
 
-/// A client's first words where a key is needed, as they arrive.
+/// A client's first words, as they arrive, where a key is needed.
 pub(in crate::rdma::soft) struct FirstWords {
     socket: OwnedFd,
     words: Vec<u8>,
 }
 
-/// What came of listening to them.
+/// The result of reading first words.
 pub(in crate::rdma::soft) enum Knocked {
-    /// There is more to come.
+    /// They are not complete.
     Waits,
     /// The client went away.
     Gone,
-    /// It has the key of this name.
+    /// The client has the key of this name.
     As(Arc<str>),
 }
 
@@ -255,7 +254,7 @@ impl FirstWords {
         &self.socket
     }
 
-    /// Reads what is there. Why the client may not go on, if not.
+    /// Reads all that is there. The error is why the client may not go on.
     pub(in crate::rdma::soft) fn hear(&mut self, tls: &TlsConfigs) -> Result<Knocked, Breach> {
         let mut space = [0; FIRST_WORDS_MAX];
         match receive(&self.socket, &mut space[self.words.len()..]) {
@@ -267,7 +266,7 @@ impl FirstWords {
         if !self.are_tls() {
             return Err(Breach::of(KEY_NEEDED));
         }
-        // Never longer than there is space: then they are whole, or none.
+        // The space holds the longest first words, so one read gets all or none of them.
         match tls.hear_knock(&self.words)? {
             Some(name) => Ok(Knocked::As(name)),
             None => Ok(Knocked::Waits),
@@ -278,21 +277,21 @@ impl FirstWords {
         self.words.first().is_some_and(|first| TLS_FIRST_BYTES.contains(first))
     }
 
-    /// Begins the handshake.
+    /// Begins the TLS handshake.
     pub(in crate::rdma::soft) fn answer(self, tls: &TlsConfigs) -> Result<Channel, Breach> {
         tune_tcp(&self.socket)?;
         Channel::tls_server(self.socket, tls, &self.words)
     }
 
-    /// Tells the client why not, as it can hear it.
+    /// Tells the client the reason, in a form that it can read.
     pub(in crate::rdma::soft) fn refuse(&self, reason: &str) {
         let answer = if self.are_tls() { ACCESS_DENIED.to_vec() } else { refusal(reason) };
-        // The peer may be gone; there is nobody else to tell.
+        // The peer may be gone, and nobody else needs the reason.
         let _ = rustix::net::send(&self.socket, &answer, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 }
 
-/// A client that said hello.
+/// A client that has said hello.
 pub(in crate::rdma::soft) struct TcpIncoming {
     pub(in crate::rdma::soft) channel: Channel,
     pub(in crate::rdma::soft) peer: PeerIdentity,
@@ -300,7 +299,7 @@ pub(in crate::rdma::soft) struct TcpIncoming {
 }
 
 impl TcpIncoming {
-    /// Answers with Welcome; the queue pair is live.
+    /// Answers with Welcome, and makes the queue pair live.
     pub(in crate::rdma::soft) fn accept(
         self,
         endpoint: &str,

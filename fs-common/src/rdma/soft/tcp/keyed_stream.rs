@@ -1,4 +1,4 @@
-//! A byte stream under TLS, for tests and tools that speak packets by hand.
+//! A byte stream with TLS, for tests and tools that write packets by hand.
 
 use super::channel::{Channel, Dialogue, DialogueError, Input};
 use super::tls::TlsConfigs;
@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// A connection whose two sides have proven to each other that they have a key.
+/// A connection whose two sides have proven a common key.
 pub struct KeyedStream {
     channel: Channel,
     patience: Duration,
@@ -22,7 +22,7 @@ impl KeyedStream {
     /// Proves the first of `keys` over `stream`.
     ///
     /// # Errors
-    /// Why the two do not come together.
+    /// The two have no common key, or the connection failed.
     pub fn open(stream: TcpStream, keys: &ClusterKeys, patience: Duration) -> io::Result<Self> {
         let deadline = Instant::now() + patience;
         let opened = Dialogue::open(OwnedFd::from(stream), Some(&TlsConfigs::new(keys)), deadline);
@@ -36,7 +36,7 @@ impl KeyedStream {
         Ok(Self { channel, patience })
     }
 
-    /// How long a read or a write may take.
+    /// Sets the longest time that a read or a write may take.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }

@@ -1,35 +1,34 @@
-//! The memory that an engine's connections hold because of their peers: output that is not taken, packets that arrive
-//! slowly, messages without a receive.
+//! The memory that an engine's connections hold because of their peers: output that peers do not take, packets that arrive slowly, messages without a
+//! receive.
 //!
 //! # How it works
-//! A connection has an `Account` and notes there whenever it holds more or less; the `Ledger` adds all up. Beyond a bound
-//! the engine chooses the peer that holds most and ends that peer's connection that holds most, until the sum is below the
-//! bound: a peer that asks for little is never chosen. A connection that holds memory and does not get on for
-//! `STALL_PATIENCE` is ended, too (`Progress`).
+//! A connection has an `Account` and notes there whenever it holds more or less; the `Ledger` has the sum. Above the bound the engine chooses the
+//! peer that holds most, and ends the connection of that peer that holds most, until the sum is below the bound: a peer that asks for little is never
+//! chosen. A connection that holds memory and makes no progress for `STALL_PATIENCE` is ended, too (`Progress`).
 //!
 //! # Ordering
-//! Sums only; nothing is published through them: relaxed. The engine's bell gives the order where one is needed.
+//! These are only sums, and publish nothing: relaxed. Where an order is needed, the engine's bell gives it.
 
 use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes that all connections of an engine hold at most. Mounts that read promptly leave next to nothing unread; sixty
-/// replies of 1 MiB to each of four mounts on slow links fit.
+/// Bytes that all connections of an engine hold at most. Mounts that read promptly leave next to nothing unread; there is room for sixty replies of 1
+/// MiB to each of four mounts on slow links.
 pub(in crate::rdma::soft) const HELD_MAX_BYTES: usize = 256 << 20;
-/// How long output may wait while the peer takes less than a transfer of it, and a packet that has begun may take to arrive: a
-/// megabyte in half a minute is less than any link in use does.
+/// How long output may wait while the peer takes less than one transfer of it, and how long a packet that has begun may take to arrive: every link in
+/// use carries more than a megabyte in half a minute.
 pub(super) const STALL_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What all connections of an engine hold.
+/// The sum of what all connections of an engine hold.
 pub(super) struct Ledger {
     held: AtomicUsize,
     most: usize,
 }
 
 impl Ledger {
-    /// Nothing is held yet, and so many bytes may be.
+    /// A ledger with nothing held, and this bound in bytes.
     pub(super) fn new(most: usize) -> Self {
         Self { held: AtomicUsize::new(0), most }
     }
@@ -47,15 +46,15 @@ impl Ledger {
     }
 }
 
-/// What has to be done about a change.
+/// What the engine has to do after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// Something is held where nothing was, or too much is: the engine is to look.
+    /// The engine has to check: something is held where nothing was, or too much is held.
     Look,
 }
 
-/// What one connection holds.
+/// The memory that one connection holds.
 pub(super) struct Account {
     ledger: Option<Arc<Ledger>>,
     /// Written under the send lock.
@@ -102,21 +101,21 @@ impl Drop for Account {
     }
 }
 
-/// How far a connection is, at one look.
+/// A snapshot of a connection's progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// Bytes that wait for the socket.
     pub(super) waiting: usize,
-    /// Bytes that have reached it.
+    /// Bytes that have reached the socket.
     pub(super) reached: u64,
-    /// A packet has begun to arrive, and nothing but the peer keeps it from being whole.
+    /// A packet has begun to arrive, and only the peer can complete it.
     pub(super) is_partial: bool,
     /// Requests and replies taken.
     pub(super) packets: u64,
 }
 
 impl Progress {
-    /// Whether nothing has got on since an earlier look.
+    /// Whether nothing has progressed since an earlier snapshot.
     pub(super) fn stalls_since(&self, before: &Self) -> bool {
         let enough = before.waiting.min(MAX_TRANSFER_BYTES as usize) as u64;
         let output = self.waiting > 0 && before.waiting > 0 && self.reached - before.reached < enough;
@@ -125,14 +124,14 @@ impl Progress {
     }
 }
 
-/// Since when a connection does not get on.
+/// Since when a connection makes no progress.
 #[derive(Default)]
 pub(super) struct Stall {
     began: Option<(Instant, Progress)>,
 }
 
 impl Stall {
-    /// Looks; true if that has lasted for `STALL_PATIENCE`.
+    /// Compares with the last snapshot; true if there was no progress for `STALL_PATIENCE`.
     pub(super) fn look(&mut self, now: Instant, progress: Progress) -> bool {
         match &self.began {
             Some((since, before)) if progress.stalls_since(before) => now - *since >= STALL_PATIENCE,

@@ -6,13 +6,13 @@
 //! thread: a thread that polls or waits on their completion queue reads the socket, so a one-sided read costs the
 //! client no context switch beyond its own sleep.
 //!
-//! Requests are executed in the order of their packets, replies come in that order. A SEND, and an unsignalled
-//! WRITE, is complete at the initiator when the socket has taken its bytes; a signalled WRITE when the target has
-//! acknowledged it. A refused request is answered with Nak, behind which the connection ends.
+//! Requests are executed in the order of their packets, and replies come in that order. A SEND, and an unsignaled WRITE, is complete at the initiator
+//! when the socket has taken its bytes; a signaled WRITE when the target has acknowledged it. A refused request is answered with Nak, behind which
+//! the connection ends.
 //!
-//! Between machines the packets go under TLS (`tls`); `channel` is the common part of both ways.
+//! Between machines the packets are encrypted with TLS (`tls`); `channel` hides whether they are.
 //!
-//! A file read for which a page must come from a disk first stalls its queue pair and no other (`faults`).
+//! A file read that first needs a page from a disk stalls its queue pair and no other (`faults`).
 
 mod channel;
 mod connection;

@@ -40,7 +40,7 @@ const FLAG_IMM: u16 = 1;
 const FLAG_ACK: u16 = 2;
 const HEADER_CRC_AT: usize = 60;
 
-/// What a packet is.
+/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PacketKind {
@@ -80,7 +80,7 @@ pub enum PacketKind {
     WriteFile = 17,
 }
 
-/// Which fields a kind uses.
+/// The fields that a kind uses.
 struct Uses {
     imm: bool,
     ack: bool,
@@ -185,11 +185,11 @@ pub const fn placement(number: u64) -> Option<Placement> {
 /// A parsed packet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketHeader {
-    /// What it is.
+    /// Its kind.
     pub kind: PacketKind,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// The sender wants to hear when it is done.
+    /// The sender asks for an acknowledgement.
     pub ack: bool,
     /// Bytes of payload.
     pub payload_len: u32,
@@ -203,7 +203,7 @@ pub struct PacketHeader {
     pub first: u64,
     /// Value to swap in; a FLUSH's placement.
     pub second: u64,
-    /// Of a Nak.
+    /// The status of a Nak.
     pub status: Option<WcStatus>,
     /// Bytes a READ asks for.
     pub wanted: u32,
@@ -227,7 +227,7 @@ pub enum PacketError {
     /// A field the kind does not use, or an impossible value.
     #[error("packet field `{0}` has an impossible value")]
     Field(&'static str),
-    /// More payload, or more asked for, than the kind may have.
+    /// The kind may not have as much payload, or ask for as many bytes.
     #[error("a packet with {0} bytes is oversized")]
     Oversized(u32),
     /// Its header was damaged on the way.
@@ -288,7 +288,7 @@ impl PacketHeader {
         }
     }
 
-    /// Writes the header in front of the payload that stands in `packet` already, with the checksums.
+    /// Writes the header, with both checksums, in front of the payload that is already in `packet`.
     pub fn seal(&self, packet: &mut [u8]) {
         let (header, payload) =
             packet.split_first_chunk_mut::<PACKET_HEADER_LEN>().expect("a packet has a header");
@@ -314,8 +314,8 @@ impl PacketHeader {
         header[HEADER_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Parses a header, its checksum before anything it says. The payload's is checked by [`verify`], once it is there;
-    /// lengths are bounded here, so that nobody waits or makes room for what will not be accepted.
+    /// Parses a header, after checking its checksum. [`verify`] checks the payload's once it is there. Lengths are bounded here, so that nobody waits
+    /// or makes room for a payload that will be refused.
     ///
     /// # Errors
     /// `PacketError`, for a log line.

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A packet with the given bytes at the given places, all else zero, and its checksums.
+/// A packet with the given bytes at the given offsets, zeros elsewhere, and these checksums.
 fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], (crc, header_crc): (u32, u32)) -> Vec<u8> {
     let mut bytes = vec![0; PACKET_HEADER_LEN];
     bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 3, kind]);
@@ -15,7 +15,7 @@ fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], (crc, header_crc)
     bytes
 }
 
-/// A header, its bytes that are not zero, and a payload.
+/// A header, the bytes of it that are not zero, and a payload.
 type Example = (PacketHeader, Vec<(usize, &'static [u8])>, &'static [u8]);
 
 fn full(kind: PacketKind) -> Example {
@@ -69,8 +69,7 @@ fn full(kind: PacketKind) -> Example {
     }
 }
 
-/// The checksums, of payload and of header, stand here as numbers, computed by another implementation, so that a change of the
-/// polynomial or of its range is seen.
+/// The checksums of payload and header, computed by another implementation, so that a change of the polynomial or of the checked range is noticed.
 const CHECKSUMS: [(u32, u32); 17] = [
     (0xff44_ff86, 0x9399_69de),
     (0xff44_ff86, 0xf961_9b4b),
@@ -138,7 +137,7 @@ fn bad_headers_are_named() {
     assert_eq!(PacketHeader::parse(&build(nak, b"")), Err(PacketError::Field("word")));
 }
 
-/// A length is believed only if the header is whole: of whichever kind, and however much of the payload is there.
+/// A length counts only if the header is intact, for every kind of packet and whatever part of the payload is there.
 #[test]
 fn a_damaged_header_is_noticed_without_its_payload() {
     for number in 1..=17u8 {

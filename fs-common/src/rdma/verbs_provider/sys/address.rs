@@ -1,9 +1,9 @@
-//! Addresses as librdmacm takes and gives them.
+//! Addresses, to and from librdmacm.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// A connection manager's address as librdmacm takes it.
+/// An address in librdmacm's form.
 pub(super) fn raw_address(address: SocketAddr) -> libc::sockaddr_storage {
     // SAFETY: all zeros is a value of this plain structure.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };

@@ -7,14 +7,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 
-/// A completion, as the RNIC tells it.
+/// A completion of the RNIC.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Wc {
     pub(in super::super) wr_id: u64,
     pub(in super::super) status: u32,
     pub(in super::super) qp: u32,
     pub(in super::super) byte_len: u32,
-    /// It consumed a receive, and brought this, if anything.
+    /// The immediate, if it consumed a receive and the peer sent one.
     pub(in super::super) imm: Option<u32>,
     pub(in super::super) is_write_imm: bool,
 }
@@ -30,7 +30,7 @@ unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
 
-/// Completions taken at once.
+/// Completions taken with one call.
 const POLLED: usize = 16;
 
 impl Cq {
@@ -51,7 +51,7 @@ impl Cq {
         Ok(queue)
     }
 
-    /// Readable when an armed queue got a completion.
+    /// Readable when an armed queue has got a completion.
     pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel, and with it the descriptor, stays while `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
@@ -82,7 +82,7 @@ impl Cq {
         count
     }
 
-    /// Makes room for this many completions. What is there stays.
+    /// Makes room for this many completions. Those that wait stay.
     pub(in super::super) fn resize(&self, depth: u32) -> io::Result<()> {
         // SAFETY: the queue is there; the library takes its own lock against threads that poll.
         match unsafe { ffi::ibv_resize_cq(self.raw.as_ptr(), depth as c_int) } {

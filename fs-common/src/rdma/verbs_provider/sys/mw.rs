@@ -5,7 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A window of type 2B. Bound by work requests of its queue pair, one after the other.
+/// A window of type 2B. Work requests of its queue pair bind it, one after the other.
 pub(in super::super) struct Mw {
     pub(super) raw: NonNull<ffi::ibv_mw>,
     _pd: Arc<Pd>,
@@ -24,7 +24,7 @@ impl Mw {
         Ok(Self { raw: made(raw)?, _pd: pd.clone() })
     }
 
-    /// The key of its last binding; the next one's has another last byte.
+    /// The key of its last binding. The key of the next binding has another last byte.
     pub(in super::super) fn rkey(&self) -> u32 {
         // SAFETY: the window is there.
         unsafe { (*self.raw.as_ptr()).rkey }
@@ -36,7 +36,7 @@ impl Mw {
         unsafe { ffi::ibv_inc_rkey(self.rkey()) }
     }
 
-    /// A binding with this key was posted (ibv_bind_mw(3) does it for type 1): the next names the window by it.
+    /// Sets the key of a binding that was just posted, as ibv_bind_mw(3) does for type 1: the next binding counts on from it.
     pub(in super::super) fn set_rkey(&self, rkey: u32) {
         // SAFETY: the window is there; callers hold a lock, so nobody reads the field meanwhile.
         unsafe { (*self.raw.as_ptr()).rkey = rkey };

@@ -1,4 +1,4 @@
-//! Shared receive queues, and how a receive is posted anywhere.
+//! Shared receive queues, and the posting of receives to any queue.
 
 use super::{Local, Pd, ffi, made};
 use std::ffi::c_int;
@@ -42,7 +42,7 @@ impl Drop for Srq {
     }
 }
 
-/// Builds a receive for a call that copies it, with its element.
+/// Builds a receive and its element for `post`, which copies both.
 pub(super) fn receive_with(
     wr_id: u64,
     local: Option<Local>,
@@ -55,7 +55,7 @@ pub(super) fn receive_with(
         sg_list: sge.as_mut().map_or(null_mut(), |sge| sge),
         num_sge: c_int::from(local.is_some()),
     };
-    // What the element names is checked by the RNIC.
+    // The RNIC checks the range of the element.
     match post(&mut wr, &mut null_mut()) {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error.abs())),

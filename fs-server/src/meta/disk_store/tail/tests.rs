@@ -1,4 +1,4 @@
-//! The log's files: appended to, turned, torn, rotten.
+//! The log's files: appended to, switched, torn, rotten.
 
 use super::*;
 use crate::meta::disk_store::direct;
@@ -20,14 +20,14 @@ fn logged(number: u8) -> Vec<u8> {
     logged::encode(u64::from(number), &batch(number))
 }
 
-/// A record of so many bytes, about.
+/// A record with a batch of about `len` bytes.
 pub fn record(life: u64, number: u64, len: usize) -> Vec<u8> {
     let mut batch = Batch::default();
     batch.put(*b"k", vec![7; len]);
     framed(life, 0, &logged::encode(number, &batch))
 }
 
-/// Nothing is durable by then.
+/// Appends a batch; the record says that no batch is durable yet.
 fn append(tail: &mut Tail, number: u8) {
     tail.append(&logged(number), 0).expect("append");
 }
@@ -39,14 +39,14 @@ fn begun(directory: &Path) -> Tail {
     tail
 }
 
-/// The bytes of a file up to where its records end, and all of them.
+/// The current file's bytes up to the end of its records, and the whole file.
 fn used(tail: &Tail, at: &Path) -> (Vec<u8>, Vec<u8>) {
     let all = std::fs::read(at.join(FILES[tail.current])).expect("read");
     assert_eq!(all.len() as u64, tail.filled[tail.current]);
     (all[..tail.lens[tail.current] as usize].to_vec(), all)
 }
 
-/// All records that were put.
+/// The keys and values of all records of the log.
 fn contents(read: &Replay) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut found = BTreeMap::new();
     for overlay in read.frozen.iter().map(|(frozen, _)| frozen).chain([&read.active]) {
@@ -98,7 +98,7 @@ fn a_file_that_is_written_over_keeps_its_length_and_is_torn_anywhere() {
     let directory = tempfile::tempdir().expect("directory");
     let at = directory.path();
     let mut tail = begun(at);
-    // Of different lengths, so that new records end in the midst of old ones.
+    // The batches have different lengths, so that new records end in the midst of old ones.
     let long = |number: u8| {
         let mut batch = Batch::default();
         batch.put([number], vec![number; 40 + 7 * usize::from(number)]);
@@ -151,7 +151,7 @@ fn a_copy_of_a_record_in_a_torn_one_ends_nothing() {
     append(&mut tail, 1);
     append(&mut tail, 2);
     let log = used(&tail, at).0;
-    // A file that holds a copy of the log is written and synced; the power fails.
+    // The third batch holds a copy of the log, as if a client had synced a file with that copy. Then the power fails.
     let mut batch = Batch::default();
     batch.put(*b"P", log);
     tail.append(&logged::encode(3, &batch), 0).expect("append");
@@ -180,7 +180,7 @@ fn a_torn_end_is_cut_off_anywhere() {
     }
 }
 
-/// Four records; while the last was written, so many batches were durable.
+/// Writes four batches; the last record says that the batches up to `durable` are durable. Returns the file's bytes and the length of a record.
 fn four(at: &Path, durable: u64) -> (Vec<u8>, usize) {
     let mut tail = begun(at);
     (1..=3).for_each(|number| append(&mut tail, number));
@@ -201,7 +201,7 @@ fn rot_in_what_was_durable_is_not_taken_for_the_end() {
         std::fs::write(at.join("tail-0"), &rotten).expect("write");
         let hit = ((place - HEADER_BYTES) / record) as u64 + 1;
         if hit == 4 {
-            // Nobody can tell it from a write that was cut.
+            // Rot in the last record looks like a write that was cut off.
             assert_eq!(numbers(at, 0), [1, 2, 3]);
             continue;
         }
@@ -210,10 +210,10 @@ fn rot_in_what_was_durable_is_not_taken_for_the_end() {
             matches!(read, Err(LogError::Damaged { missing, durable: 3 }) if missing == hit),
             "byte {place}: {read:?}"
         );
-        // What the checkpoint has is not missed.
+        // If the checkpoint has the batches, the rotten record is not missed.
         assert_eq!(numbers(at, 3), [4]);
     }
-    // All of the others are gone.
+    // The first three records are gone.
     let mut gone = bytes.clone();
     gone[HEADER_BYTES..HEADER_BYTES + 3 * record].fill(0);
     std::fs::write(at.join("tail-0"), &gone).expect("write");
@@ -265,7 +265,7 @@ fn what_a_client_wrote_is_no_record() {
     let directory = tempfile::tempdir().expect("directory");
     let at = directory.path();
     let tail = begun(at);
-    // A name or value made to look like one, in a record that a power loss tore.
+    // The bytes of a name or value look like a record, and lie in a record that a power loss tore.
     let forged = framed(tail.life ^ 2, u64::MAX, &logged(9));
     let mut torn = framed(tail.life, 0, &forged);
     torn.truncate(torn.len() - 1);
@@ -280,13 +280,13 @@ fn what_finds_no_space_leaves_the_file_as_it_was() {
     let at = directory.path();
     let mut tail = begun(at);
     append(&mut tail, 1);
-    // A device that is always full.
+    // `/dev/full`: a device that is always full.
     let whole = std::mem::replace(
         &mut tail.files[0],
         Arc::new(File::options().write(true).open("/dev/full").expect("open")),
     );
     let refused = tail.append(&logged(2), 0).map_err(|error| error.kind());
-    // Its length cannot be set, so that no more is appended; on a file it can.
+    // The append failed. The test puts the real file back, whose length can be set, and goes on.
     assert!(refused.is_err());
     tail.files[0] = whole;
     append(&mut tail, 2);

@@ -1,15 +1,15 @@
-//! The server's own pages behind an IOMMU: QEMU's edu device reads the window while they come and go. In a virtual machine, as root, with the
-//! modules of kmod-iommu (scripts/vm/kmod-test.sh -p).
+//! The server's own pages behind an IOMMU: QEMU's device `edu` reads the window while pages come and go. These tests run in a virtual machine, as
+//! root, with the modules of kmod-iommu (scripts/vm/kmod-test.sh -p).
 
 use super::super::iommu::{IommuWindow, PciAddress};
 use super::*;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
-/// What one transfer brings (kmod-iommu/test/edu_dma.h).
+/// Bytes of one transfer of the device (kmod-iommu/test/edu_dma.h).
 const LEN: usize = 4088;
 
-/// `struct edu_dma_transfer`.
+/// `struct edu_dma_transfer` of that header.
 #[repr(C)]
 struct Transfer {
     offset: u64,
@@ -36,7 +36,7 @@ impl Edu {
         edu
     }
 
-    /// The words of a page as the device reads them; 0 where its transfer faulted.
+    /// The words of a page as the device reads them; all 0 if its transfer faulted.
     fn words(&self, page: u64) -> Vec<u64> {
         let mut bytes = vec![0; LEN];
         let mut transfer = Transfer {
@@ -120,7 +120,7 @@ fn a_device_reads_pages_that_come_and_go_or_magic_and_nothing_else() {
     assert!(shown > 0 && gone > 0);
 }
 
-/// The device loses its driver, as when a module of a NIC is unloaded: the window is gone, and pages come and go without it.
+/// The device loses its driver, as when the module of a NIC is unloaded. The window is gone, and the server's pages come and go without it.
 #[test]
 #[ignore = "wants a device behind an IOMMU: scripts/vm/kmod-test.sh"]
 fn a_server_outlives_its_window() {

@@ -1,10 +1,9 @@
 //! FLUSH at the target, and the replies that wait behind one.
 //!
 //! # How it works
-//! A flush that takes only cache-line write-back is done at once. One that needs a data sync is handed to the region's persistence
-//! domain, and the queue pair goes on: later requests execute, so that many flushes share one sync. But an RC queue pair's replies
-//! come in order, so those behind a flush under way wait here. A flush covers the messages before it, so it waits with them for the
-//! receives that are to be posted (`target`).
+//! A FLUSH that needs only cache-line write-back is done at once. One that needs a data sync is handed to the region's persistence domain, and the
+//! queue pair goes on: later requests execute, so that many FLUSHes share one sync. But an RC queue pair's replies come in order, so replies behind a
+//! FLUSH that is under way wait here. A FLUSH covers the messages before it, so it waits with them for receives (`target`).
 //!
 //! # Invariants
 //! * The first held reply is a flush under way; with nothing held, nothing waits.
@@ -28,7 +27,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 enum Held {
-    /// A flush, and how it ended.
+    /// A FLUSH, and its result once it has ended.
     Flush(u64, Option<Result<(), SyncFailed>>),
     /// A reply.
     Packet(Vec<u8>),
@@ -36,18 +35,18 @@ enum Held {
     Refusal(u64, WcStatus),
 }
 
-/// A FLUSH of the peer's.
+/// One of the peer's FLUSHes.
 pub(super) struct Flush {
     sequence: u64,
     memory: Arc<SharedMemory>,
-    /// `None`: to visibility.
+    /// `None`: a FLUSH to visibility.
     domain: Option<Arc<dyn Persistence>>,
     offset: usize,
     len: usize,
 }
 
 impl Flush {
-    /// Whether somebody else has to be waited for.
+    /// Whether it has to wait for a device.
     fn takes_a_sync(&self) -> bool {
         self.domain.as_ref().is_some_and(|domain| !domain.by_cache_lines())
     }
@@ -59,7 +58,7 @@ impl Flush {
     }
 }
 
-/// Replies that wait for a flush.
+/// Replies that wait for a FLUSH.
 #[derive(Default)]
 pub(super) struct HeldReplies {
     held: VecDeque<Held>,
@@ -68,7 +67,7 @@ pub(super) struct HeldReplies {
 }
 
 impl HeldReplies {
-    /// How much waits.
+    /// Bytes of the waiting replies.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -109,7 +108,7 @@ fn refusal(sequence: u64, status: WcStatus) -> Vec<u8> {
 }
 
 impl TcpQp {
-    /// Puts a reply on its way, behind a flush that is under way.
+    /// Sends a reply, or holds it behind a FLUSH that is under way.
     pub(super) fn put_reply(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
         if sending.held.held.is_empty() {
             return self.put(sending, packet, false);
@@ -119,7 +118,7 @@ impl TcpQp {
         Ok(())
     }
 
-    /// Says no. `Err` if that is said now: the connection ends.
+    /// Refuses a request. `Err` if the refusal is sent now: then the connection ends.
     pub(super) fn put_refusal(
         &self,
         sending: &mut Sending,
@@ -134,7 +133,7 @@ impl TcpQp {
         sending.held.push(Held::Refusal(sequence, status))
     }
 
-    /// The peer's FLUSH.
+    /// Executes one of the peer's FLUSHes.
     pub(super) fn flush(&self, receiving: &mut Receiving, header: &PacketHeader) -> Result<(), End> {
         let placement = placement(header.second).ok_or(End::Refused(WcStatus::RemoteInvalid))?;
         let region = self
@@ -151,7 +150,7 @@ impl TcpQp {
         let (offset, len) = (header.offset as usize, header.first as usize);
         let flush = Flush { sequence: header.sequence, memory: region.memory.clone(), domain, offset, len };
         if !receiving.parked.is_empty() {
-            // A message before it has no place yet. Replies behind it wait from here on.
+            // A message before it has no receive yet. Replies behind it wait from here on.
             self.send.lock().held.push(Held::Flush(flush.sequence, None))?;
             return self.park(receiving, Parked::Flush(flush));
         }
@@ -164,7 +163,7 @@ impl TcpQp {
         self.reply(PacketHeader::new(PacketKind::FlushAck, flush.sequence), 0, |_| Ok(0))
     }
 
-    /// All messages before a flush have their places.
+    /// All messages before a FLUSH have been placed.
     pub(super) fn unpark_flush(&self, flush: &Flush) -> Result<(), End> {
         if flush.takes_a_sync() {
             self.begin_sync(flush);
@@ -186,14 +185,14 @@ impl TcpQp {
         }
     }
 
-    /// A data sync is over. On the domain's thread.
+    /// The data sync of a FLUSH has ended. On the domain's thread.
     fn finish_flush(&self, sequence: u64, result: Result<(), SyncFailed>) {
         if let Err(end) = self.flushed(sequence, result) {
             self.end(Some(end));
         }
     }
 
-    /// A flush that replies wait for is over.
+    /// A FLUSH for which replies wait has ended.
     fn flushed(&self, sequence: u64, result: Result<(), SyncFailed>) -> Result<(), End> {
         let mut sending = self.send.lock();
         if self.has_ended() {
@@ -209,7 +208,7 @@ impl TcpQp {
         self.release(&mut sending)
     }
 
-    /// Sends what waits for no flush any more.
+    /// Sends the replies that no longer wait for a FLUSH.
     fn release(&self, sending: &mut Sending) -> Result<(), End> {
         let was_held_back = sending.owed() > OWED_MAX_BYTES;
         while let Some(first) = sending.held.held.front() {
@@ -235,7 +234,7 @@ impl TcpQp {
         }
         self.account_output(sending);
         if was_held_back && sending.owed() <= OWED_MAX_BYTES {
-            // Input that was held back is to be looked at, also if the socket has nothing new.
+            // The engine has to look at input that was held back, also if the socket has nothing new.
             sending.resumed = true;
         }
         self.watch(sending);

@@ -1,4 +1,4 @@
-//! Own requests: from the send queue to a packet, and from a reply to a completion.
+//! Requests of this side: from the send queue to a packet, and from a reply to a completion.
 
 use super::output::{OUTPUT_SOFT_BYTES, Sending};
 use super::{End, SCRATCH, TcpQp, prepare};
@@ -15,11 +15,11 @@ pub(super) struct Pending {
     pub(super) wr_id: WrId,
     pub(super) kind: CompletionKind,
     pub(super) signaled: bool,
-    /// The reply it waits for; `None`: its bytes must reach the socket, and what is before it must be done.
+    /// The reply it waits for; `None`: it is done when its bytes have reached the socket and all requests before it are done.
     pub(super) expects: Option<PacketKind>,
-    /// Done when so many bytes have reached the socket.
+    /// Bytes that have reached the socket when this request's bytes have.
     pub(super) sent_at: u64,
-    /// A reply may be shorter: the file ends.
+    /// The reply may be shorter, at the end of a file.
     pub(super) may_be_short: bool,
     pub(super) local: LocalRange,
 }
@@ -31,7 +31,7 @@ impl TcpQp {
         {
             if let Err(end) = self.execute(sending, &request) {
                 if !matches!(end, End::Failed(_)) {
-                    // Not done, and not completed either: the flush that follows completes it first.
+                    // The request is neither done nor completed. The flush that follows completes it first.
                     sending.queue.push_front(request);
                 }
                 return Err(end);
@@ -104,7 +104,7 @@ impl TcpQp {
                 bound = 0;
                 expects = Some(PacketKind::FlushAck);
             }
-            // Files are made durable by RPC.
+            // FLUSH covers memory only; an RPC makes files durable.
             _ => return refuse(WcStatus::RemoteInvalid),
         }
         if request.local.len > bound || (expects == Some(PacketKind::AtomicReply) && local.len != 8) {
@@ -123,7 +123,7 @@ impl TcpQp {
                 held.read(&mut packet[PACKET_HEADER_LEN..]);
             }
             header.seal(packet);
-            // What one doorbell rang for goes out together.
+            // All requests of one doorbell go out together.
             let more = !sending.queue.is_empty();
             self.put(sending, packet, more)
         })?;
@@ -154,7 +154,7 @@ impl TcpQp {
         Ok(())
     }
 
-    /// Completes what waits only for its bytes to reach the socket and for what is before it.
+    /// Completes requests that waited only for their bytes to reach the socket, and for the requests before them.
     pub(super) fn complete_sent(&self, sending: &mut Sending) {
         let reached = sending.put_bytes - sending.waiting() as u64;
         while sending.pending.front().is_some_and(|next| next.expects.is_none() && next.sent_at <= reached)
@@ -176,7 +176,7 @@ impl TcpQp {
         if let Some(status) = header.status {
             if let Some((_, wr_id)) = sending.silent.iter().find(|(sequence, _)| *sequence == header.sequence)
             {
-                // Its place was given back when it went out; the completion takes one again, briefly.
+                // Its place was given back when it was sent; the completion briefly takes one again.
                 self.core.slots.sends.fetch_add(1, Ordering::AcqRel);
                 self.core.become_state(QpState::Error);
                 self.core.complete_send(*wr_id, CompletionKind::Write, status, true, 0);

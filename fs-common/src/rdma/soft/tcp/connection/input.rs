@@ -1,4 +1,4 @@
-//! From the socket to packets: input is gathered, cut into packets, checked, and handed on.
+//! From the socket to packets: input is gathered, cut into packets, checked, and passed on.
 
 use super::output::OWED_MAX_BYTES;
 use super::target::Parked;
@@ -8,13 +8,13 @@ use crate::rdma::soft::tcp::channel::Input;
 use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, verify};
 use std::collections::VecDeque;
 
-/// Input buffer: a page's reply, or an inline write, arrives with one system call.
+/// Bytes of an input buffer: the reply of a page, or a WRITE with its bytes, arrives with one system call.
 const INPUT_LEN: usize = 32 * 1024;
-/// Packets of a turn with the engine: some tens of microseconds. A packet with bytes counts for more than one.
+/// Packets of one turn with the engine: some tens of microseconds. A packet with many bytes counts as several.
 const PACKETS_PER_TURN: usize = 32;
-/// Bytes, to take in or to be put together for an answer, that count as a packet.
+/// Bytes of input or of a reply that count as one packet.
 const BYTES_PER_PACKET: usize = 16 * 1024;
-/// How many times what has come of a packet its buffer has room for: who announces much and sends little is given little.
+/// The buffer's room for a packet, as a multiple of the bytes that have arrived: a peer that announces much and sends little gets little.
 const ROOM_FACTOR: usize = 4;
 
 /// The receiving half of a connection.
@@ -43,12 +43,12 @@ impl Receiving {
         }
     }
 
-    /// Memory beyond what every connection has.
+    /// Memory beyond that of every connection.
     pub(super) fn held_bytes(&self) -> usize {
         self.buffer.len().saturating_sub(INPUT_LEN) + self.parked_bytes
     }
 
-    /// Nothing of what came is taken any more.
+    /// Discards all input.
     pub(super) fn discard(&mut self) {
         self.buffer = Vec::new();
         (self.start, self.end) = (0, 0);
@@ -82,22 +82,22 @@ impl Receiving {
 }
 
 impl TcpQp {
-    /// Reads what the socket has and acts on it, for a turn; whether there is more. `hangs_up`: the peer ends behind what it has
-    /// sent, of which the socket will not tell again.
+    /// Reads the socket's input and acts on it, for one turn; returns whether there is more. `hangs_up`: the peer has closed behind the bytes that it
+    /// sent, so the socket will not signal them again.
     pub(super) fn read_socket(&self, hangs_up: bool) -> Result<bool, End> {
         let mut receiving = self.receive.lock();
         let receiving = &mut *receiving;
-        // A self-driven side is one peer's, and whoever polls goes on until there is nothing.
+        // A self-driven side serves one peer, and the polling thread goes on until there is nothing left.
         let mut packets_left = if self.engine.is_some() { PACKETS_PER_TURN } else { usize::MAX };
-        // Packets that were held back while the output was full, or for this turn.
+        // Packets that were held back while the output was full, or until this turn.
         self.take_packets(receiving, &mut packets_left)?;
         let mut reads = 0;
         loop {
-            // What is held back is looked at again when what holds it back is over.
+            // Input that is held back is looked at again when its obstacle is gone.
             if !self.core.is_ready() || self.is_held_back() {
                 return Ok(false);
             }
-            // A self-driven side takes what the channel holds now: the socket does not tell of it.
+            // A self-driven side takes all that the channel holds now, since the socket does not signal it.
             if packets_left == 0
                 || (reads >= READS_PER_TURN && (self.engine.is_some() || !self.channel.holds_input()))
             {
@@ -111,7 +111,7 @@ impl TcpQp {
                     receiving.end += count;
                     self.take_packets(receiving, &mut packets_left)?;
                     if !more && !hangs_up && packets_left > 0 {
-                        // The socket was empty; epoll tells of what has come since.
+                        // The socket was empty; epoll reports all bytes that have come since.
                         return Ok(false);
                     }
                 }

@@ -1,8 +1,8 @@
-//! Packets that wait for the socket, and the events that are wanted of it.
+//! Packets that wait for the socket, and the socket events to watch for.
 //!
 //! # Invariants
-//! Packets reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no own request is put; at
-//! `OUTPUT_HARD_BYTES` the queue pair breaks.
+//! Packets reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no request of this side is put; at `OUTPUT_HARD_BYTES` the
+//! queue pair breaks.
 
 use super::held::HeldReplies;
 use super::initiator::Pending;
@@ -17,32 +17,31 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use std::collections::VecDeque;
 
-/// Output waiting for the socket beyond which no own request is put behind it: four of the largest transfers.
+/// Waiting output beyond which no request of this side is put: four of the largest transfers.
 pub(super) const OUTPUT_SOFT_BYTES: usize = 4 * MAX_TRANSFER_BYTES as usize;
-/// Bytes a peer is owed beyond which the engine takes no more requests of it: enough to write while the next transfer is put
-/// together. What is put together for a peer that does not read is work for nothing.
+/// Bytes owed to a peer beyond which the engine takes no more of its requests: enough to write while the next transfer is built. To build more for a
+/// peer that does not read would be wasted work.
 pub(super) const OWED_MAX_BYTES: usize = MAX_TRANSFER_BYTES as usize / 2;
-/// Output waiting for the socket beyond which the queue pair breaks. Only a peer that asks and does not read
-/// gets there.
+/// Waiting output at which the queue pair breaks. Only a peer that sends requests and does not read gets there.
 pub(super) const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
 
 /// The sending half of a connection.
 pub(super) struct Sending {
     pub(super) output: Vec<u8>,
     pub(super) output_at: usize,
-    /// Bytes of all packets so far, those that wait included.
+    /// Bytes of all packets so far, including those that wait.
     pub(super) put_bytes: u64,
     pub(super) queue: VecDeque<SendWr>,
     pub(super) sequence: u64,
     pub(super) pending: VecDeque<Pending>,
-    /// Unsignalled WRITEs a late Nak could name, newest last; at most the queue's depth.
+    /// Unsignaled WRITEs that a late Nak could name, newest last; at most the queue's depth.
     pub(super) silent: VecDeque<(u64, WrId)>,
     pub(super) watched: EventFlags,
-    /// A file read faults: input waits for its reply.
+    /// A file read faults: input is not read until its reply.
     pub(super) stalled: bool,
-    /// Replies behind a flush that is under way.
+    /// Replies behind a FLUSH that is under way.
     pub(super) held: HeldReplies,
-    /// The fault is over: the engine is to come by, also if the socket has nothing new.
+    /// The fault has ended: the engine has to take a turn, also if the socket has nothing new.
     pub(super) resumed: bool,
 }
 
@@ -63,18 +62,18 @@ impl Sending {
         }
     }
 
-    /// Bytes of replies the peer asked for and does not have yet, and of what else waits for the socket.
+    /// Bytes that the peer is owed: replies that it does not have yet, and all other output that waits for the socket.
     pub(super) fn owed(&self) -> usize {
         self.waiting() + self.held.bytes()
     }
 
-    /// Memory that all that takes. An empty buffer that is kept for the next output is the connection's, not the peer's.
+    /// Memory of waiting output and held replies. An empty buffer that is kept for later output is not counted to the peer.
     pub(super) fn held_bytes(&self) -> usize {
         let output = if self.waiting() == 0 { 0 } else { self.output.capacity() };
         output + self.held.bytes()
     }
 
-    /// Nothing waits any more.
+    /// Discards all output.
     pub(super) fn discard_output(&mut self) {
         self.put_bytes -= self.waiting() as u64;
         (self.output, self.output_at) = (Vec::new(), 0);
@@ -87,8 +86,7 @@ impl Sending {
 }
 
 impl TcpQp {
-    /// Puts a packet on its way: to the socket if nothing waits before it, or behind what waits. `more`: another
-    /// follows at once, and the kernel may wait for it.
+    /// Sends a packet, or puts it behind output that waits. `more`: another packet follows at once, and the kernel may wait for it.
     pub(super) fn put(&self, sending: &mut Sending, packet: &[u8], more: bool) -> Result<(), End> {
         if self.channel.is_sealed() {
             return self.put_sealed(sending, packet);
@@ -118,8 +116,8 @@ impl TcpQp {
         Ok(())
     }
 
-    /// As `put`, under TLS: the bytes that go over are others, and they are what is counted. Sealed in parts, so that a long
-    /// packet needs no memory of its own while the peer reads.
+    /// As `put`, with TLS: the encrypted bytes are what is sent and counted. They are encrypted in parts, so that a long packet needs no memory of
+    /// its own while the peer reads.
     fn put_sealed(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
         for part in packet.chunks(SEALED_AT_ONCE) {
             let waited = sending.waiting();
@@ -144,7 +142,7 @@ impl TcpQp {
         Err(End::Broken(Breach::new(format_args!("{waiting} bytes wait for a peer that does not read"))))
     }
 
-    /// Sends what waits, and does what hangs on that.
+    /// Sends waiting output, then does what depends on it.
     pub(super) fn flush_output(&self, sending: &mut Sending) -> Result<(), End> {
         self.send_output(sending)?;
         self.watch(sending);
@@ -176,13 +174,13 @@ impl TcpQp {
         Ok(())
     }
 
-    /// Watches for what is wanted of the socket now.
+    /// Watches for the socket events that are needed now.
     pub(super) fn watch(&self, sending: &mut Sending) {
         let mut flags = EventFlags::empty();
         if !sending.stalled && (self.engine.is_none() || sending.owed() <= OWED_MAX_BYTES) {
             flags |= EventFlags::IN | EventFlags::RDHUP;
         }
-        // After a fault, too: a socket can nearly always be written, and that brings the engine.
+        // After a fault, too: a socket is writable nearly always, so that wakes the engine.
         if sending.waiting() > 0 || sending.resumed {
             flags |= EventFlags::OUT;
         }

@@ -1,6 +1,6 @@
 //! The peer's requests: one-sided ones are executed here, messages go to posted receives.
 //!
-//! An access to a file that faults is executed on a fault thread, and the queue pair stalls until then.
+//! An access to a file that faults is executed on a fault thread; the queue pair stalls meanwhile.
 
 use super::held::Flush;
 use super::input::Receiving;
@@ -16,19 +16,18 @@ use crate::rdma::verbs::{FileRead, FileTarget, FileWrite, QpState, RegionOwner, 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Messages that may wait for a receive to be posted; beyond that the queue pair breaks, as an RC queue pair does
-/// when its receiver-not-ready retries are used up.
+/// Messages that may wait for a receive; with more the queue pair breaks, as an RC queue pair does when its receiver-not-ready retries are used up.
 const PARKED_MESSAGES_MAX: usize = 128;
 
-/// What waits for a receive to be posted.
+/// Something that waits for a receive.
 pub(super) enum Parked {
     Message(Vec<u8>, Option<u32>),
     WriteImm(u32, u32),
-    /// Behind messages that do.
+    /// A FLUSH behind messages that wait.
     Flush(Flush),
 }
 
-/// Makes a prepared packet a reply with the first `len` bytes of its room.
+/// Makes a prepared packet a reply that carries the first `len` bytes of its room.
 fn seal(packet: &mut Vec<u8>, mut header: PacketHeader, len: usize) {
     packet.truncate(PACKET_HEADER_LEN + len);
     header.payload_len = (packet.len() - PACKET_HEADER_LEN) as u32;
@@ -170,9 +169,9 @@ impl TcpQp {
         self.reply(PacketHeader::new(PacketKind::WriteAck, header.sequence), 0, |_| Ok(0))
     }
 
-    /// Takes no more input until the fault is over.
+    /// Stops reading input until the fault is over.
     fn stall(&self, fault: Fault) -> Result<(), End> {
-        // Only who has an engine may wait: nobody else reads a self-driven side's replies.
+        // Only a side with an engine may stall: on a self-driven side nobody else would read the replies.
         let engine = self.engine.as_ref().ok_or(End::Refused(WcStatus::RemoteInvalid))?;
         {
             let mut sending = self.send.lock();
@@ -185,7 +184,7 @@ impl TcpQp {
         })
     }
 
-    /// Does what faulted, replies, and lets the engine go on with the input. On a fault thread.
+    /// Executes the request that faulted, replies, and lets the engine go on with the input. On a fault thread.
     pub(in crate::rdma::soft::tcp) fn finish_fault(&self, fault: &Fault) {
         let result = SCRATCH.with_borrow_mut(|packet| {
             let Fault { sequence, ref target, owner, filekey, offset, ref access, .. } = *fault;
@@ -218,7 +217,7 @@ impl TcpQp {
                     Ok(())
                 }
                 Err(status) => {
-                    // Still stalled: nothing is executed behind a refusal.
+                    // The queue pair stays stalled: nothing is executed behind a refusal.
                     self.put_refusal(&mut sending, sequence, status)
                 }
             }
@@ -228,7 +227,7 @@ impl TcpQp {
         }
     }
 
-    /// Builds a reply with room for `room` bytes, of which `fill` says how many are sent.
+    /// Builds a reply with room for `room` bytes; `fill` returns how many of them to send.
     pub(super) fn reply(
         &self,
         header: PacketHeader,
@@ -291,7 +290,7 @@ impl TcpQp {
         receiving.parked.push_back(message);
         self.account_input(receiving);
         self.parked.store(receiving.parked.len(), Ordering::Release);
-        // A receive posted just now looked before the count moved.
+        // A receive that was posted just now may have read the old count.
         self.unpark(receiving)
     }
 

@@ -1,4 +1,4 @@
-//! The configuration of rustls: the keys, and nothing but TLS 1.3.
+//! The configuration of rustls: keys, and TLS 1.3 only.
 
 use super::super::packet::PACKET_VERSION;
 use super::knock::{Doorkeeper, Knocker, key_name};
@@ -18,18 +18,18 @@ use rustls::{
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A PKCS#8 private key of Ed25519 (RFC 8410 section 7) is this, and the seed.
+/// A PKCS#8 private key of Ed25519 (RFC 8410 section 7) is these bytes and the seed.
 const ED25519_PKCS8_HEAD: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
-/// Behind the fingerprint, so that it is a name. Reserved: no such host can be (RFC 6761).
+/// Follows the fingerprint, to make it a host name. The name is reserved, so no such host exists (RFC 6761).
 const NAME_TAIL: &str = ".key.invalid";
 
-/// The packet protocol both sides must mean.
+/// The name of the packet protocol, which both sides must agree on.
 fn application_protocol() -> Vec<u8> {
     format!("cuttlefs/{PACKET_VERSION}").into_bytes()
 }
 
-/// AES first: machines that have SSDs and RNICs have instructions for it.
+/// AES comes first: machines with SSDs and RNICs have instructions for it.
 fn provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![
@@ -41,7 +41,7 @@ fn provider() -> CryptoProvider {
     }
 }
 
-/// The key pair of a role, with its public half as TLS shows it.
+/// The key pair of a role, with its public half in the form that TLS sends.
 fn key_pair(key: &ClusterKey, role: Role) -> Arc<CertifiedKey> {
     let pkcs8 = [&ED25519_PKCS8_HEAD[..], &key.seed(role)].concat();
     let signing = any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8)).expect("any 32 bytes are an Ed25519 seed");
@@ -50,7 +50,7 @@ fn key_pair(key: &ClusterKey, role: Role) -> Arc<CertifiedKey> {
     Arc::new(CertifiedKey::new(vec![shown], signing))
 }
 
-/// What a role shows.
+/// The public half of a role's key pair.
 fn public_half(key: &ClusterKey, role: Role) -> CertificateDer<'static> {
     key_pair(key, role).cert[0].clone()
 }
@@ -59,7 +59,7 @@ fn name_of(key: &ClusterKey) -> String {
     key.fingerprint() + NAME_TAIL
 }
 
-/// Checks the signature of the handshake: that the peer has the private half of what it showed.
+/// Checks the handshake's signature: that the peer has the private half of the key that it sent.
 fn check_signature(
     provider: &CryptoProvider,
     message: &[u8],
@@ -75,7 +75,7 @@ fn check_signature(
     )
 }
 
-/// There is no TLS 1.2 here; who is asked about it refuses.
+/// The answer to every question about TLS 1.2, which is not supported.
 fn no_tls12() -> Error {
     Error::General("TLS 1.2 is not spoken".to_owned())
 }
@@ -84,7 +84,7 @@ fn wrong_key() -> Error {
     Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
 }
 
-/// What a client accepts: the server half of its own key.
+/// The verifier of a client: it accepts the server half of its own key.
 #[derive(Debug)]
 struct ExpectedServer {
     public: CertificateDer<'static>,
@@ -130,10 +130,10 @@ impl ServerCertVerifier for ExpectedServer {
     }
 }
 
-/// Names of clients by what they show.
+/// Names of clients by their public halves.
 type Clients = HashMap<CertificateDer<'static>, Arc<str>>;
 
-/// What a server accepts: the client half of any of its keys.
+/// The verifier of a server: it accepts the client half of any of its keys.
 #[derive(Debug)]
 struct KnownClients {
     clients: Arc<Clients>,
@@ -181,7 +181,7 @@ impl ClientCertVerifier for KnownClients {
     }
 }
 
-/// With which of its keys a server answers: the one the client names.
+/// Chooses the key with which a server answers: the one that the client names.
 #[derive(Debug)]
 struct ByName(HashMap<String, Arc<CertifiedKey>>);
 
@@ -195,7 +195,7 @@ impl ResolvesServerCert for ByName {
     }
 }
 
-/// Both roles of who has these keys.
+/// The configurations for both roles of a process with these keys.
 pub(in crate::rdma::soft) struct TlsConfigs {
     pub(super) client: Arc<ClientConfig>,
     knocker: Knocker,
@@ -206,7 +206,7 @@ pub(in crate::rdma::soft) struct TlsConfigs {
 }
 
 impl TlsConfigs {
-    /// Of these keys.
+    /// The configurations for these keys.
     pub(in crate::rdma::soft) fn new(keys: &ClusterKeys) -> Self {
         Self::with_provider(keys, provider()).expect("the provider has what TLS 1.3 needs")
     }
@@ -249,7 +249,7 @@ impl TlsConfigs {
         })
     }
 
-    /// The server's name as a client of the own key says it, once.
+    /// The server's name that a client of its own key asks for. Each is good for one handshake.
     pub(super) fn server_name(&self) -> ServerName<'static> {
         ServerName::try_from(self.knocker.knock()).expect("hexadecimal digits are a name")
     }
@@ -259,7 +259,7 @@ impl TlsConfigs {
         self.clients.get(shown).cloned()
     }
 
-    /// The name of the key that connections are made with.
+    /// The name of the key with which connections are made.
     pub(in crate::rdma::soft) fn own_name(&self) -> &Arc<str> {
         &self.own_name
     }
@@ -267,7 +267,7 @@ impl TlsConfigs {
 
 #[cfg(test)]
 impl TlsConfigs {
-    /// A server that pretends: to who names `asked` it shows the key pair of `shown`.
+    /// Makes it a server that pretends: to a client that names `asked` it sends the key pair of `shown`.
     pub(super) fn answer_to_as(&mut self, asked: &ClusterKey, shown: &ClusterKey) {
         let mut server = (*self.server).clone();
         server.cert_resolver = Arc::new(ByName([(name_of(asked), key_pair(shown, Role::Server))].into()));

@@ -1,22 +1,22 @@
 //! Knocks: a client's proof, in its first words, that it has a key.
 //!
-//! A handshake costs a server some hundred microseconds, and a place for the time of a round trip: a crowd without a key could use up
-//! both. So the first words already prove the key, as far as one message can. The name a client asks for (SNI) is
+//! A handshake costs a server some hundred microseconds, and a place for the time of a round trip: a crowd without a key could use up both. So the
+//! first words already prove the key, as far as one message can. The name that a client asks for (SNI) is
 //!
 //! ```text
 //! nonce . mac . fingerprint . key.invalid          mac: HMAC-SHA256(knock key, nonce); both 16 bytes, in hexadecimal
 //! ```
 //!
-//! where the knock key is derived from the cluster key. Without a good knock no handshake is begun. To check a knock costs a few
-//! microseconds, no memory is kept for it, and a client sends it as soon as it is connected, however long the round trip is.
-//! (WireGuard's first `mac` is the same, with a public key for a secret.)
+//! where the knock key is derived from the cluster key. Without a good knock no handshake is begun. Checking a knock costs a few microseconds and no
+//! memory, and a client sends it as soon as it is connected, however long the round trip is. (WireGuard's first `mac` is the same, with a public key
+//! in place of a secret.)
 //!
 //! A knock proves nothing more than that: the handshake behind it proves the client's identity.
 //!
 //! # Replays
-//! A listener on the way can send a knock again. A knock is good once: the server knows the last [`KNOCKS_KEPT`] good ones. There is no
-//! clock in it that two machines would have to agree on. A replayed knock that is older than all those, or was for another life of the
-//! server, begins one handshake and no more.
+//! Somebody who listens on the way can send a knock again. So a knock is good once: the server remembers the last [`KNOCKS_KEPT`] good ones. It needs
+//! no clock on which two machines would have to agree. A repeated knock that is older than all of them, or was sent to another life of the server,
+//! begins one handshake and no more.
 
 use super::{TlsConfigs, TlsError};
 use crate::cluster_key::{ClusterKey, ClusterKeys, is_same_mac};
@@ -29,13 +29,13 @@ use std::sync::Arc;
 
 const NONCE_LEN: usize = 16;
 const MAC_LEN: usize = 16;
-/// Of all keys together: those of months, for mounts.
+/// Knocks that are remembered, for all keys together: with mounts, those of months.
 pub(in crate::rdma::soft) const KNOCKS_KEPT: usize = 65_536;
-/// First words that are looked at. A client of this protocol needs some 350 bytes.
+/// Longest first words that are looked at. A client of this protocol needs some 350 bytes.
 pub(in crate::rdma::soft::tcp) const FIRST_WORDS_MAX: usize = 4096;
 /// Kind, version, length (RFC 8446 section 5.1).
 const RECORD_HEAD_LEN: usize = 5;
-/// What a client without a good knock is told: a fatal alert, access denied (section 6). It takes it for "unknown key".
+/// The answer to a client without a good knock: a fatal alert, access denied (section 6). The client reports it as "unknown key".
 pub(in crate::rdma::soft::tcp) const ACCESS_DENIED: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 49];
 
 type Nonce = [u8; NONCE_LEN];
@@ -49,7 +49,7 @@ fn knock_key(key: &ClusterKey) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, &key.knock_secret())
 }
 
-/// What a client says it with.
+/// A client's maker of knocks.
 pub(super) struct Knocker {
     key: hmac::Key,
     /// The key's name, as in a handshake.
@@ -61,7 +61,7 @@ impl Knocker {
         Self { key: knock_key(key), name }
     }
 
-    /// A name to ask for, once.
+    /// A new name to ask for, good once.
     pub(super) fn knock(&self) -> String {
         let mut nonce = [0; NONCE_LEN];
         SystemRandom::new().fill(&mut nonce).expect("the kernel gives random bytes");
@@ -74,7 +74,7 @@ impl Knocker {
     }
 }
 
-/// The key's name in a knock.
+/// The key's name, as a knock contains it.
 pub(super) fn key_name(knock: &str) -> Option<&str> {
     knock.splitn(3, '.').nth(2)
 }
@@ -84,7 +84,7 @@ fn number_of(text: &str) -> Option<[u8; 16]> {
     is_hexadecimal.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(u128::to_be_bytes)
 }
 
-/// Knocks that were good.
+/// Good knocks that were heard.
 #[derive(Default)]
 struct Heard {
     nonces: HashSet<Nonce>,
@@ -92,7 +92,7 @@ struct Heard {
 }
 
 impl Heard {
-    /// Notes one; `false` if it is known.
+    /// Notes a nonce; `false` if it was noted before.
     fn note(&mut self, nonce: Nonce) -> bool {
         if !self.nonces.insert(nonce) {
             return false;
@@ -106,9 +106,9 @@ impl Heard {
     }
 }
 
-/// Who looks at knocks.
+/// A server's checker of knocks.
 pub(super) struct Doorkeeper {
-    /// By the keys' names in handshakes: what proves a knock, and how this side calls the key.
+    /// By the keys' names in handshakes: the secret that a knock proves, and this side's name of the key.
     keys: HashMap<String, (hmac::Key, Arc<str>)>,
     heard: Mutex<Heard>,
 }
@@ -119,7 +119,7 @@ impl Doorkeeper {
         Self { keys: keys.all().iter().map(known).collect(), heard: Mutex::default() }
     }
 
-    /// Whose key a knock proves.
+    /// The name of the key that a knock proves.
     fn admit(&self, knock: &str) -> Option<Arc<str>> {
         let mut parts = knock.splitn(3, '.');
         let (nonce, said) = (number_of(parts.next()?)?, number_of(parts.next()?)?);
@@ -129,19 +129,19 @@ impl Doorkeeper {
 }
 
 impl TlsConfigs {
-    /// Knocks that are known, to be good for once.
+    /// The number of knocks that are remembered, so that each is good once.
     pub(in crate::rdma::soft) fn knocks_kept(&self) -> usize {
         self.doorkeeper.heard.lock().order.len()
     }
 
-    /// Looks at a client's first words: the name of the key it proves to have. `None`: it has not said all of them.
+    /// Reads a client's first words: the name of the key that they prove. `None`: they are not complete.
     ///
     /// # Errors
-    /// They are no first words, or prove nothing.
+    /// They are not first words of this protocol, or prove no key.
     pub(in crate::rdma::soft::tcp) fn hear_knock(&self, words: &[u8]) -> Result<Option<Arc<str>>, TlsError> {
         let broken = |error: &dyn std::fmt::Display| TlsError::Broken(error.to_string());
         let Some(head) = words.first_chunk::<RECORD_HEAD_LEN>() else { return Ok(None) };
-        // One record: they are looked at once, however they come.
+        // They are one record, and are read only when it is complete, however they arrive.
         let record_len = RECORD_HEAD_LEN + usize::from(u16::from_be_bytes([head[3], head[4]]));
         if record_len > FIRST_WORDS_MAX {
             return Err(broken(&"the first words are longer than any of this protocol"));
@@ -179,7 +179,7 @@ mod tests {
         Knocker::new(key, name_of(key))
     }
 
-    /// As another implementation of HKDF and HMAC says.
+    /// Another implementation of HKDF and HMAC gave these values.
     #[test]
     fn golden_knock() {
         let text = "cuttlefs-key-1 box-7 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f 83694ff7\n";

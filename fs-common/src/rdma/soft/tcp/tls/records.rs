@@ -1,15 +1,15 @@
 //! One TLS connection as bytes in and bytes out, without a socket.
 //!
 //! # Bounds
-//! `incoming` holds the bytes that arrived and are no whole record yet: [`INCOMING_LEN`]. Decrypted bytes wait in
-//! `plain`, which is never longer, because nothing is taken in while some are left. The next writer takes `outgoing`.
+//! `incoming` holds arrived bytes that are no complete record yet: at most [`INCOMING_LEN`]. Decrypted bytes wait in `plain`, which is never longer,
+//! because no input is read while some are left. The next writer takes `outgoing`.
 //!
 //! # Invariants
 //! * Records leave in the order in which they were made: there is one `outgoing`, and a writer takes it first.
-//! * Nothing is `plain` before the peer has proven its key.
+//! * `plain` is empty until the peer has proven its key.
 //!
 //! # Failure
-//! Any error is the end of the connection; the alert that tells the peer is in `outgoing`.
+//! Any error ends the connection; the alert for the peer is in `outgoing`.
 
 use super::TlsConfigs;
 use rustls::client::UnbufferedClientConnection;
@@ -18,19 +18,19 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedS
 use rustls::{AlertDescription, Error};
 use std::sync::Arc;
 
-/// Bytes taken in at a time. Two of the longest records (16 KiB and 261 bytes, RFC 8446 section 5.2).
+/// Most bytes that are read at a time: two of the longest records (16 KiB and 261 bytes, RFC 8446 section 5.2).
 const INCOMING_LEN: usize = 33 * 1024;
-/// Bytes sealed at a time: four records.
+/// Most bytes that are encrypted at a time: four records.
 pub(in crate::rdma::soft::tcp) const SEALED_AT_ONCE: usize = 64 * 1024;
-/// What a record costs beside its bytes: header, kind, tag.
+/// Bytes of a record beside its contents: header, kind, tag.
 const RECORD_OVERHEAD: usize = 22;
-/// Bytes of a record.
+/// Most contents of a record.
 const RECORD_LEN: usize = 16 * 1024;
 
 /// Why a connection ends, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::rdma::soft::tcp) enum TlsError {
-    /// The server has another key, or none by this name.
+    /// The server has no key of this name.
     #[error(
         "the server does not know this key (any more); mount with one that it has, or have it take this one, too: \
          cuttlefsd serve --key FILE"
@@ -47,7 +47,7 @@ pub(in crate::rdma::soft::tcp) enum TlsError {
     /// Another version.
     #[error("the peer speaks another version of the protocol; run the same release on both")]
     Version,
-    /// Not TLS, or damaged on its way.
+    /// The bytes are not TLS, or were damaged on the way.
     #[error("what the peer says is not what was agreed on, or was changed on its way ({0})")]
     Broken(String),
 }
@@ -67,7 +67,7 @@ impl TlsError {
                 Error::AlertReceived(AlertDescription::NoApplicationProtocol) | Error::NoApplicationProtocol,
                 _,
             ) => Self::Version,
-            // What a server says when it has no key of that name.
+            // The error of a server that has no key of that name.
             (Error::General(reason), Side::Server(_)) if reason.contains("no server certificate") => {
                 Self::WrongClient
             }
@@ -81,19 +81,19 @@ enum Side {
     Server(UnbufferedServerConnection),
 }
 
-/// How far rustls came with what there is.
+/// What rustls did with the bytes that it has.
 enum Step {
-    /// It goes on at once.
+    /// It can go on at once.
     Again,
-    /// It wants more of the peer.
+    /// It needs more bytes of the peer.
     Waits,
-    /// Both sides are proven, and nothing is left to take in.
+    /// Both sides are proven, and no input is left.
     Ready,
-    /// The peer says no more.
+    /// The peer has closed its side.
     Closed,
 }
 
-/// One connection.
+/// One TLS connection.
 pub(in crate::rdma::soft::tcp) struct Records {
     side: Side,
     /// Allocated with the first bytes.
@@ -108,7 +108,7 @@ pub(in crate::rdma::soft::tcp) struct Records {
 }
 
 impl Records {
-    /// The side that connects; its first words are outgoing.
+    /// The connecting side; its first words are in `outgoing`.
     pub(in crate::rdma::soft::tcp) fn client(configs: &TlsConfigs) -> Result<Self, TlsError> {
         let side = UnbufferedClientConnection::new(configs.client.clone(), configs.server_name());
         let side = side.map_err(|error| TlsError::Broken(error.to_string()))?;
@@ -117,7 +117,7 @@ impl Records {
         Ok(records)
     }
 
-    /// The side that is connected to.
+    /// The listening side.
     pub(in crate::rdma::soft::tcp) fn server(configs: &TlsConfigs) -> Result<Self, TlsError> {
         let side = UnbufferedServerConnection::new(configs.server.clone());
         side.map(|side| Self::new(Side::Server(side))).map_err(|error| TlsError::Broken(error.to_string()))
@@ -136,7 +136,7 @@ impl Records {
         }
     }
 
-    /// Whether both sides have proven who they are.
+    /// Whether both sides have proven their keys.
     pub(in crate::rdma::soft::tcp) fn is_established(&self) -> bool {
         !match &self.side {
             Side::Client(client) => client.is_handshaking(),
@@ -144,7 +144,7 @@ impl Records {
         }
     }
 
-    /// The name of the peer's key, once it is established, at a server.
+    /// At a server, after the handshake: the name of the peer's key.
     pub(in crate::rdma::soft::tcp) fn client_name(&self, configs: &TlsConfigs) -> Option<Arc<str>> {
         match &self.side {
             Side::Server(server) if self.is_established() => {
@@ -154,7 +154,7 @@ impl Records {
         }
     }
 
-    /// Whether the peer says no more.
+    /// Whether the peer has closed its side, and all its bytes were taken.
     pub(in crate::rdma::soft::tcp) fn is_closed(&self) -> bool {
         self.closed && !self.holds_plain()
     }
@@ -164,7 +164,7 @@ impl Records {
         self.plain_at < self.plain.len()
     }
 
-    /// Takes decrypted bytes: how many.
+    /// Takes decrypted bytes; returns how many.
     pub(in crate::rdma::soft::tcp) fn take_plain(&mut self, into: &mut [u8]) -> usize {
         let waiting = &self.plain[self.plain_at..];
         let count = waiting.len().min(into.len());
@@ -177,7 +177,7 @@ impl Records {
         count
     }
 
-    /// Where bytes of the peer are to be put; `arrived` says how many were. Not while plain bytes wait.
+    /// Room for bytes of the peer; the caller then tells `arrived` how many there are. Not while plain bytes wait.
     pub(in crate::rdma::soft::tcp) fn room(&mut self) -> &mut [u8] {
         assert!(!self.holds_plain(), "what was taken in before is taken out first");
         if self.incoming.is_empty() {
@@ -186,37 +186,37 @@ impl Records {
         &mut self.incoming[self.incoming_len..]
     }
 
-    /// So many bytes were put into `room`.
+    /// This number of bytes was put into `room`.
     pub(in crate::rdma::soft::tcp) fn arrived(&mut self, count: usize) -> Result<(), TlsError> {
         self.incoming_len += count;
         self.go_on()?;
         if self.incoming_len == self.incoming.len() {
-            // Two whole records have come and none could be taken: a handshake message of more than that.
+            // Two complete records have come and none could be taken, so a handshake message is longer than both.
             return Err(TlsError::Broken("a message is longer than any of this protocol".to_owned()));
         }
         Ok(())
     }
 
-    /// Bytes for the peer that nobody has taken: only handshakes and alerts leave some.
+    /// Takes the bytes for the peer that were not sent yet: only handshakes and alerts leave some.
     pub(in crate::rdma::soft::tcp) fn take_outgoing(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Appends to `wire` what goes over for these bytes.
+    /// Appends the encrypted form of these bytes to `wire`.
     pub(in crate::rdma::soft::tcp) fn seal(
         &mut self,
         plain: &[u8],
         wire: &mut Vec<u8>,
     ) -> Result<(), TlsError> {
         wire.append(&mut self.outgoing);
-        // What is made before the bytes, such as a change of keys, comes before them.
+        // Records that rustls makes before the bytes, such as a change of keys, are sent before them.
         std::mem::swap(wire, &mut self.outgoing);
         let result = plain.chunks(SEALED_AT_ONCE).try_for_each(|part| self.run(Some(part)));
         std::mem::swap(wire, &mut self.outgoing);
         result
     }
 
-    /// Whether rustls has made records that are not outgoing yet.
+    /// Whether rustls has made records that are not in `outgoing` yet.
     fn has_words(&self) -> bool {
         match &self.side {
             Side::Client(client) => client.wants_write(),
@@ -228,7 +228,7 @@ impl Records {
         self.run(None)
     }
 
-    /// Lets rustls go as far as it can, and seals bytes then.
+    /// Lets rustls go as far as it can, then encrypts these bytes.
     fn run(&mut self, to_seal: Option<&[u8]>) -> Result<(), TlsError> {
         if let Some(told) = &self.failed {
             return Err(told.clone());
@@ -247,7 +247,7 @@ impl Records {
                 }
                 Err(error) => {
                     let told = TlsError::of(&error, &self.side);
-                    // Its alert. Nothing is opened for that.
+                    // Gets the alert of the error. No input is decrypted for that.
                     while self.has_words() && matches!(self.step(None), Ok(Step::Again)) {}
                     self.failed = Some(told.clone());
                     return Err(told);
@@ -269,7 +269,7 @@ impl Records {
     }
 }
 
-/// Does what rustls asks for: how many incoming bytes are used up, and how it goes on.
+/// Does what rustls asks for; returns how many incoming bytes are used up, and the next step.
 fn act<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     to_seal: Option<&[u8]>,
@@ -303,7 +303,7 @@ fn act<Data>(
             }
         }
         Ok(ConnectionState::TransmitTlsData(data)) => {
-            // They are in `outgoing`, before whatever is said next.
+            // The records are in `outgoing`, before anything that is sent next.
             data.done();
             Ok(Step::Again)
         }
@@ -315,7 +315,7 @@ fn act<Data>(
                 outgoing.resize(at + bytes.len() + records * RECORD_OVERHEAD, 0);
                 let mut sealed = traffic.encrypt(bytes, &mut outgoing[at..]);
                 if let Err(EncryptError::InsufficientSize(needs)) = sealed {
-                    // A change of keys goes before them.
+                    // A change of keys is put before the bytes.
                     outgoing.resize(at + needs.required_size, 0);
                     sealed = traffic.encrypt(bytes, &mut outgoing[at..]);
                 }
@@ -325,7 +325,7 @@ fn act<Data>(
         },
         Ok(ConnectionState::BlockedHandshake) => Ok(Step::Waits),
         Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Closed),
-        // Early data, which is not offered, and what a later rustls may know.
+        // Early data, which is not offered, and states of later versions of rustls.
         Ok(_) => Err(Error::General("a state that was not asked for".to_owned())),
     };
     (discard, step)

@@ -1,4 +1,4 @@
-//! Two sides that get each other's bytes: whole, in pieces, and changed on the way.
+//! Two sides that exchange their bytes: whole, in pieces, and changed on the way.
 
 use super::*;
 use crate::cluster_key::{ClusterKey, ClusterKeys};
@@ -15,7 +15,7 @@ fn configs(keys: &[(u64, &str)]) -> TlsConfigs {
     TlsConfigs::new(&ClusterKeys::new(keys).expect("keys"))
 }
 
-/// Gives a side bytes, so many at a time, and gathers what it makes of them.
+/// Passes bytes to a side, `at_once` at a time, and returns what the side decrypts.
 fn give(to: &mut Records, mut bytes: &[u8], at_once: usize) -> Result<Vec<u8>, TlsError> {
     let mut plain = Vec::new();
     while !bytes.is_empty() {
@@ -33,14 +33,14 @@ fn give(to: &mut Records, mut bytes: &[u8], at_once: usize) -> Result<Vec<u8>, T
     Ok(plain)
 }
 
-/// Lets both say what they have until nobody has any more; nothing but the handshake is said.
+/// Passes each side's bytes to the other until the handshake is over. No other bytes may come.
 fn shake(client: &mut Records, server: &mut Records, at_once: usize) -> Result<(), TlsError> {
     loop {
         let (there, back) = (client.take_outgoing(), server.take_outgoing());
         if there.is_empty() && back.is_empty() {
             return Ok(());
         }
-        // The client first: who is refused hears of it from the server.
+        // To the client first: a refused client is told so by the server.
         assert!(give(client, &back, at_once)?.is_empty(), "nothing was said before the end of the handshake");
         assert!(
             give(server, &there, at_once)?.is_empty(),
@@ -67,7 +67,7 @@ fn sealed(by: &mut Records, plain: &[u8]) -> Vec<u8> {
 fn a_server_with_several_keys_knows_each_client_by_its_own() {
     let server = configs(&[(1, "one"), (2, "two")]);
     for (seed, name) in [(1, "one"), (2, "two")] {
-        // How a client calls its copy does not matter.
+        // The name in the client's copy of the key does not matter.
         let (mut at_client, mut at_server) = joined(&configs(&[(seed, "mine")]), &server);
         assert_eq!(at_server.client_name(&server).as_deref(), Some(name));
         for len in [1, 100, RECORD_LEN, RECORD_LEN + 1, SEALED_AT_ONCE, 1 << 20] {
@@ -108,14 +108,14 @@ fn another_key_is_refused_on_both_sides() {
     assert!(client.seal(b"secret", &mut wire).is_err(), "nothing is said to who has proven nothing");
 }
 
-/// Who hears a client may send what it says back to it; who has only the fingerprint may claim to be the server.
+/// Somebody on the way may send a client's own bytes back to it, or claim to be the server while knowing only the fingerprint.
 #[test]
 fn a_reflected_handshake_proves_nothing() {
     let own = configs(&[(1, "one")]);
     let mut client = Records::client(&own).expect("begun");
     let first = client.take_outgoing();
     assert!(give(&mut client, &first, usize::MAX).is_err(), "its own words");
-    // A server that knows the client by its fingerprint, and has another key pair.
+    // A server that knows the client's fingerprint, and has another key pair.
     let mut client = Records::client(&own).expect("begun");
     let mut impostor = configs(&[(2, "two")]);
     impostor.answer_to_as(&key(1, "one"), &key(2, "two"));
@@ -133,9 +133,9 @@ fn what_was_changed_on_its_way_is_the_end() {
             let (mut client, mut server) = joined(&both, &both);
             let mut changed = sealed(&mut client, b"a message of some length");
             changed[at] ^= 1 << bit;
-            // A longer length waits for bytes that never come; nothing is opened in any case.
+            // With a longer length the side waits for bytes that never come. In no case is anything decrypted.
             match give(&mut server, &changed, usize::MAX) {
-                // The record's kind and version are no secret and say nothing: what is opened is what was said.
+                // The record's kind and version are not protected: only the original bytes can be decrypted.
                 Ok(plain) if at < 3 => assert!(plain.is_empty() || plain == b"a message of some length"),
                 Ok(plain) => assert!(plain.is_empty() && (3..5).contains(&at), "byte {at} opened {plain:?}"),
                 Err(error) => assert!(matches!(error, TlsError::Broken(_)), "{error}"),
@@ -159,7 +159,7 @@ fn nonsense_is_refused_within_bounds() {
         let mut server = Records::server(&both).expect("begun");
         assert!(give(&mut server, &bytes, usize::MAX).is_err());
     }
-    // A handshake message of 16 MiB that comes in whole records.
+    // A handshake message of 16 MiB in complete records.
     let mut server = Records::server(&both).expect("begun");
     let mut endless = vec![1, 0xff, 0xff, 0xff];
     endless.resize(RECORD_LEN, 0);
@@ -169,7 +169,7 @@ fn nonsense_is_refused_within_bounds() {
     assert!(server.incoming.len() <= INCOMING_LEN);
 }
 
-/// After so many records a key is used up (RFC 8446 section 5.5): both sides go on with new ones.
+/// A key is used up after a number of records (RFC 8446 section 5.5): before that both sides change to new keys.
 #[test]
 fn keys_are_changed_before_they_are_used_up() {
     let SupportedCipherSuite::Tls13(suite) = cipher_suite::TLS13_AES_128_GCM_SHA256;

@@ -1,0 +1,217 @@
+//! A server whose connections share their receives, as over an RNIC, and a peer that sends more requests than a connection may have running.
+//! Over the simulated RNIC, and, where there is one (scripts/vm/rdma-test.sh), over a real one.
+
+mod running;
+mod world;
+
+use cuttlefs_client::file::volume::{Handle, OpenHow, Volume};
+use cuttlefs_common::ids::{InodeNo, SlotIndex, TraceId};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::sim::Translation;
+use cuttlefs_common::rdma::{
+    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion,
+    QpConfig, QpState, QueuePair, RecvWr, SendOp, SendWr, WrId,
+};
+use cuttlefs_common::rpc::{
+    AWAIT_LOCKS_MAX_MS, HEADER_LEN, MAX_MESSAGE_BYTES, ReplyHeader, Request, RequestHeader, SessionSecret,
+};
+use running::PATIENCE;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use world::contents::{CALLER, pattern, read};
+use world::{World, WorldConfig, endpoint};
+
+const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
+/// Messages of each way.
+const DEPTH: usize = 8;
+/// A request that is not answered before its time is over.
+const LONG: Request<'static> = Request::AwaitLocks { hold_ms: AWAIT_LOCKS_MAX_MS };
+
+/// One round's: more at once than there may be.
+const TOO_MANY: [(u16, Request<'static>); 5] = [(1, LONG), (2, LONG), (3, LONG), (4, LONG), (5, LONG)];
+/// More rounds than are needed to take all shared receives of a worker, if they did not come back.
+const ROUNDS: u64 = 40;
+/// Between two looks; the simulated RNIC steps once instead.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A peer that posts requests as it likes.
+struct Peer {
+    cq: Arc<dyn CompletionQueue>,
+    mr: Arc<dyn MemoryRegion>,
+    qp: Arc<dyn QueuePair>,
+}
+
+impl Peer {
+    /// Connects and attaches, as the client of this secret.
+    fn attached(device: &dyn Device, endpoint: &Endpoint, secret: u8) -> Self {
+        let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(64).expect("a queue"));
+        let memory = Arc::new(SharedMemory::new("peer", 2 * DEPTH * MESSAGE).expect("memory"));
+        let mr = pd.register(memory, Access::LOCAL).expect("register");
+        let receive = |index: usize| RecvWr {
+            wr_id: WrId(index as u64),
+            local: mr.sge((index * MESSAGE) as u64, MAX_MESSAGE_BYTES),
+        };
+        let options = ConnectOptions {
+            qp: QpConfig::new(&cq, DEPTH as u32, DEPTH as u32),
+            receives: (0..DEPTH).map(receive).collect(),
+            timeout: PATIENCE,
+        };
+        let qp = pd.connect(endpoint, options).expect("connect").qp;
+        let peer = Self { cq, mr, qp };
+        let secret = SessionSecret([secret; 16]);
+        peer.post(&[(0, Request::Attach { secret, label: "peer", subtree: b"" })]);
+        assert_eq!(peer.answer().slot, SlotIndex(0));
+        peer
+    }
+
+    /// Sends these requests with one doorbell, each in its slot.
+    fn post(&self, requests: &[(u16, Request<'_>)]) {
+        let encode = |(index, (slot, request)): (usize, &(u16, Request<'_>))| {
+            let at = (DEPTH + index) * MESSAGE;
+            let mut body = vec![0; MESSAGE - HEADER_LEN];
+            let len = request.encode(&mut body).expect("it fits");
+            let header = RequestHeader {
+                slot: SlotIndex(*slot),
+                seq: 1,
+                trace: TraceId(1),
+                uid: 0,
+                gid: 0,
+                umask: 0,
+                drops_privileges: false,
+            };
+            self.mr.memory().write(at, &header.encode(len as u32));
+            self.mr.memory().write(at + HEADER_LEN, &body[..len]);
+            let local = self.mr.sge(at as u64, (HEADER_LEN + len) as u32);
+            SendWr { wr_id: WrId(100), op: SendOp::Send, local, signaled: false }
+        };
+        let all: Vec<_> = requests.iter().enumerate().map(encode).collect();
+        self.qp.post_send(&all).expect("post");
+    }
+
+    /// The next message's header.
+    fn answer(&self) -> ReplyHeader {
+        let mut out: Vec<Completion> = Vec::new();
+        while out.iter().all(|completion| completion.kind != CompletionKind::Recv) {
+            assert_eq!(self.qp.state(), QpState::ReadyToSend);
+            self.cq.wait(LOOK);
+            self.cq.poll(&mut out, 1);
+        }
+        let index = out.last().expect("a completion").wr_id.0 as usize;
+        let mut message = vec![0; out.last().expect("a completion").byte_len as usize];
+        self.mr.memory().read(index * MESSAGE, &mut message);
+        ReplyHeader::parse(&message).expect("a reply").0
+    }
+
+    /// Waits until the server has ended the connection.
+    fn wait_for_end(&self) {
+        while self.qp.state() == QpState::ReadyToSend {
+            self.cq.wait(LOOK);
+            self.cq.poll(&mut Vec::new(), 16);
+        }
+    }
+}
+
+/// Writes and reads again.
+fn goes_on(volume: &impl Volume, handle: Handle, salt: u8) {
+    let bytes = pattern(100, salt);
+    assert_eq!(volume.write(&CALLER, handle, 0, &bytes), Ok(100));
+    assert_eq!(read(volume, handle, 0, 100), Ok(bytes), "others go on");
+}
+
+fn create(volume: &impl Volume) -> Handle {
+    let made = volume.create(&CALLER, InodeNo::ROOT, b"file", 0o644, true, OpenHow::READ_WRITE);
+    made.expect("create").1.handle
+}
+
+fn world() -> World {
+    World::new(WorldConfig::new(1, Translation::InitiatorByReads, 4096, 64))
+}
+
+fn peer_in(world: &World, secret: u8) -> Peer {
+    Peer::attached(world.network().device().as_ref(), &endpoint(), secret)
+}
+
+fn bad_messages(world: &World) -> u64 {
+    world.with_server(|server| server.server().counters.bad_messages.load(Ordering::Relaxed))
+}
+
+fn connections(world: &World) -> usize {
+    world.with_server(|server| server.server().admission.connections.len())
+}
+
+#[test]
+fn as_many_requests_at_once_as_are_allowed_are_answered() {
+    let world = world();
+    let peer = peer_in(&world, 7);
+    peer.post(&[(1, LONG), (2, LONG)]);
+    let mut slots = [peer.answer(), peer.answer()].map(|reply| (reply.slot.0, reply.result));
+    slots.sort_unstable_by_key(|(slot, _)| *slot);
+    assert_eq!(slots, [(1, Ok(())), (2, Ok(()))]);
+    // Both are answered, so there is room for the next.
+    peer.post(&[(3, Request::Heartbeat), (4, Request::Heartbeat)]);
+    assert_eq!([peer.answer(), peer.answer()].map(|reply| reply.result), [Ok(()); 2]);
+    assert_eq!(bad_messages(&world), 0);
+}
+
+#[test]
+fn one_request_more_at_once_ends_its_connection_and_no_receive_is_lost() {
+    let world = world();
+    let volume = world.client();
+    let handle = create(&volume);
+    let before = connections(&world);
+    for round in 0..ROUNDS {
+        let peer = peer_in(&world, 100 + round as u8);
+        // What comes behind the third one finds its connection gone.
+        peer.post(&TOO_MANY);
+        peer.wait_for_end();
+        assert_eq!(bad_messages(&world), round + 1);
+        goes_on(&volume, handle, round as u8);
+        drop(peer);
+        world.pass(Duration::from_millis(100));
+        assert_eq!(connections(&world), before, "nothing of it is left");
+    }
+}
+
+mod rdma {
+    use super::running::{serving, until};
+    use super::*;
+    use cuttlefs_server::pages::Hotspots;
+    use cuttlefs_server::pages::policy::RegionPolicy;
+    use cuttlefs_server::pool::FormatOptions;
+    use serving::Serve;
+
+    #[test]
+    #[ignore = "wants an RNIC"]
+    fn one_request_more_at_once_ends_its_connection_and_no_receive_is_lost() {
+        let directory = tempfile::tempdir().expect("directory");
+        let pool = directory.path().join("pool");
+        let format = FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() };
+        serving::make_pool(&format, [4; 16]);
+        let with = Serve {
+            frames: 256,
+            listen: vec![serving::rdma_endpoint()],
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            durable_answers: false,
+        };
+        let running = serving::serve(&pool, with).expect("start");
+        let endpoint = running.endpoints().remove(0);
+        let volume = serving::connect(&endpoint, "honest", 2, false);
+        let handle = create(&volume);
+        let (counters, connections) = (&running.server().counters, &running.server().admission.connections);
+        let before = connections.len();
+        let device = serving::device_to(&endpoint);
+        for round in 0..ROUNDS {
+            let peer = Peer::attached(device.as_ref(), &endpoint, 100 + round as u8);
+            peer.post(&TOO_MANY);
+            peer.wait_for_end();
+            assert_eq!(counters.bad_messages.load(Ordering::Relaxed), round + 1);
+            goes_on(&volume, handle, round as u8);
+            drop(peer);
+            until("nothing of it is left", || connections.len() == before);
+        }
+        volume.shut_down();
+        running.stop();
+    }
+}
