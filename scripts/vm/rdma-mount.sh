@@ -85,8 +85,7 @@ hot() {
     cmp -n 262144 "$work/large" "$work/two/large" && ((after - before < 64))
 }
 check "pages that are read again and again are read one-sidedly" hot
-# The client counts its one-sided reads, and the server pulls the counts once a second. Counts of a file that is closed by then are lost, so one
-# program keeps it open all the time.
+# The client counts its one-sided reads, and the server pulls the counts once a second, while one program reads all the time.
 read_on() {
     exec python3 - "$1" <<'PYTHON'
 import mmap, os, sys, time

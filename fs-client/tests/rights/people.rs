@@ -55,7 +55,7 @@ impl Person {
         let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
             let _ = give.send(work());
         });
-        // Only the lifetime is changed. The job borrows from this call, which does not return before the job is dropped: `take` ends when `give`,
+        // SAFETY: only the lifetime is changed. The job borrows from this call, which does not return before the job is dropped: `take` ends when `give`,
         // which the job owns, is gone, whether the job ran or not.
         let job: Job = unsafe { std::mem::transmute(job) };
         self.jobs.as_ref().expect("it lives").send(job).expect("it works");

@@ -401,7 +401,7 @@ impl World {
     }
 
     /// The simulated network, to cut its connections.
-    pub fn network(&self) -> &SimNetwork {
+    pub fn network(&self) -> &Arc<SimNetwork> {
         &self.inner.network
     }
 
