@@ -233,3 +233,32 @@ fn what_is_gone_takes_no_room() {
     volume.write(&CALLER, file, 0, &pattern(9000, 99)).expect("write");
     assert_eq!(volume.fsync(&CALLER, file, false), Ok(()));
 }
+
+/// The next server is killed, and the one behind it is stopped before the writer has come back.
+#[test]
+fn a_stop_before_all_are_back_does_not_forget_the_kill_before_it() {
+    let mut site = Site::new("shm", 1 << 20);
+    let (writer, reader) = (site.connect_quietly(), site.connect_quietly());
+    let (ino, handle) = create(&writer, "file");
+    writer.write(&CALLER, handle, 0, b"old").expect("write");
+    writer.fsync(&CALLER, handle, false).expect("fsync");
+    writer.write(&CALLER, handle, 0, b"new").expect("write");
+    writer.release(handle);
+    site.kill();
+    site.start();
+    site.stop();
+    site.start();
+    std::thread::scope(|scope| {
+        let found = scope.spawn(|| {
+            let opened = reader.open(&CALLER, ino, READ_WRITE).expect("open");
+            read(&reader, opened.handle, 0, 3).expect("read")
+        });
+        // Long enough for a server that does not wait.
+        std::thread::sleep(Duration::from_millis(200));
+        let opened = writer.open(&CALLER, ino, READ_WRITE).expect("open");
+        assert_eq!(writer.fsync(&CALLER, opened.handle, false), Ok(()), "nothing is lost");
+        assert_eq!(found.join().expect("no panic"), b"new");
+    });
+    writer.shut_down();
+    reader.shut_down();
+}

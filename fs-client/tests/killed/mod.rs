@@ -87,9 +87,21 @@ impl Site {
         child.wait().expect("wait");
     }
 
+    /// Stops the server, which writes everything back.
+    pub fn stop(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        drop(child.stdin.take());
+        assert!(child.wait().expect("wait").success(), "{}", self.log());
+    }
+
     /// A client with its control thread.
     pub fn connect(&self) -> RemoteVolume {
         serving::connect(&self.endpoint, "killed", 4, true)
+    }
+
+    /// A client that comes back to a new server only when it is used.
+    pub fn connect_quietly(&self) -> RemoteVolume {
+        serving::connect(&self.endpoint, "quiet", 4, false)
     }
 }
 

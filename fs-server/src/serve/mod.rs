@@ -329,7 +329,9 @@ impl RunningServer {
         if let Some(Err(status)) = scrub.map(|record| self.server.meta.keep_scrub(&record)) {
             tracing::warn!(%status, "where the scrub is could not be kept");
         }
-        let clean = self.server.files.is_written_back().then_some(self.server.about.epoch);
+        // A stop while clients are still awaited leaves the kill before it as it was: the next server waits for them, too.
+        let is_clean = self.server.files.is_written_back() && !self.server.sessions.is_gathering();
+        let clean = is_clean.then_some(self.server.about.epoch);
         if let Err(status) = self.server.meta.close(clean) {
             tracing::error!(%status, "metadata could not be flushed at the end");
         }
