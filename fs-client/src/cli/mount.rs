@@ -13,7 +13,7 @@ use super::run_state::{self, RunState};
 use super::unmount::{Unmounted, busy_text, try_unmount};
 use crate::file::volume::{Condition, Volume};
 use crate::fuse::{MountTable, Mounted, mount};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use cuttlefs_common::rdma::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -93,7 +93,7 @@ pub(super) fn in_background(args: MountArgs) -> anyhow::Result<String> {
     if let Some(user) = args.server_user {
         arguments.extend(["--server-user".into(), user.to_string().into()]);
     }
-    run_detached(&arguments, &run_state::file(&mountpoint, "log")?)
+    run_detached(&arguments, &run_state::file(&mountpoint, "log")?, None)
 }
 
 fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> anyhow::Result<()> {
@@ -101,7 +101,9 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
     options.trust.key = key::chosen([args.key.clone(), options.trust.key])?;
     options.trust.server_user = args.server_user.or(options.trust.server_user);
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
-    let served = ServedMount::start(backend, &args.server, &mountpoint, &options, reporter)?;
+    // Before anything must be cleaned up.
+    let signals = catch_signals()?;
+    let served = ServedMount::start(backend, &args.server, &mountpoint, &options, signals, reporter)?;
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: args.server.to_string(),
@@ -111,6 +113,7 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
         pool: None,
         memory: None,
         lost: None,
+        starting: false,
     };
     state.save()?;
     let result = match reporter.ready(&format!("{} is mounted at {}", args.server, mountpoint.display())) {
@@ -123,6 +126,11 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
 
 pub(super) fn parse_options(lists: &[String]) -> anyhow::Result<MountOptions> {
     Ok(MountOptions::parse(rustix::process::geteuid().is_root(), lists)?)
+}
+
+/// Catches the signals that end a mount, or its start.
+pub(super) fn catch_signals() -> anyhow::Result<Signals> {
+    Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")
 }
 
 /// A mount that this process serves. SIGINT, SIGTERM and SIGHUP unmount it.
@@ -138,18 +146,21 @@ pub(super) struct ServedMount {
 }
 
 impl ServedMount {
-    /// Connects and mounts.
+    /// Connects and mounts, unless one of `signals` comes before that.
     pub(super) fn start(
         backend: &dyn Backend,
         server: &Endpoint,
         mountpoint: &Path,
         options: &MountOptions,
+        mut signals: Signals,
         reporter: &Reporter,
     ) -> anyhow::Result<Self> {
-        // Before anything must be cleaned up.
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
         let wanted = options.volume(mountpoint);
         let volume = connect_in_time(backend, server, &wanted, options.retry, &mut signals, reporter)?;
+        if signals.pending().next().is_some() {
+            volume.shut_down();
+            bail!("broken off before {} was mounted", mountpoint.display());
+        }
         let mounted = mount(Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
             .inspect_err(|_| volume.shut_down())?;
         let last_sync = Arc::new(LastSync::new(Arc::clone(&volume)));
