@@ -31,27 +31,28 @@ const CONNECT_AGAIN: Duration = Duration::from_millis(250);
 
 Examples:
   cuttlefs mount tcp://box:7950 /mnt --key /etc/cuttlefs/key
-  cuttlefs mount shm:///run/cuttlefs/a.sock /mnt -o ro,attr_cache=5
-  cuttlefs mount unix:///run/cuttlefs/b.sock /mnt --foreground
+  cuttlefs mount shm:///run/cuttlefsd/a.sock /mnt -o ro,attr_cache=5
+  cuttlefs mount unix:///run/cuttlefsd/b.sock /mnt --foreground
   mount -t fuse.cuttlefs tcp://box:7950 /mnt -o ro,key=/etc/cuttlefs/key
   mount -o remount,ro /mnt
 
 Line of /etc/fstab:
   tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0
 
-shm:// is for root and the server's own user on the same machine, unix:// for every user of it,
-tcp:// (port 7950, if none is written) for whoever has a key. Without --foreground the mount
-stays in the background, and `cuttlefs status` names its log.
+shm:// is for root and the server's own user on the same machine, unix:// for every user of it.
+tcp:// and rdma:// reach another machine and need a copy of one of the server's keys; without a
+port they mean 7950. Without --foreground the mount stays in the background, and `cuttlefs status`
+names its log.
 docs/operations.md says how to mount at boot."))]
 pub(super) struct MountArgs {
-    /// The server: tcp://HOST:PORT, unix:///PATH or shm:///PATH
+    /// The server: tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH or shm:///PATH
     pub server: Endpoint,
     /// An empty directory to mount at
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The key to show over tcp://, as `-o key=FILE`; from whoever runs the server (cuttlefsd key)
+    /// The key to show over tcp:// and rdma://, as `-o key=FILE`; a copy of one of the server's key files
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Believe this user's server over unix:// and shm://, not only root's and your own; as `-o server-user=UID`

@@ -31,7 +31,7 @@ answer or the mount's process has died. docs/operations.md says which figures to
 pub(super) struct StatusArgs {
     /// A server's endpoint, or a path in a mount of it
     server_or_mount: String,
-    /// The key to show over tcp:// [default: the mount's]
+    /// The key to show over tcp:// and rdma:// [default: the mount's]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Believe this user's server over unix:// and shm://, not only root's and your own [default: the mount's]
@@ -145,6 +145,7 @@ impl Asked {
                 })?;
                 Ok(Self { server, mountpoint: Some(entry.mountpoint.clone()) })
             }
+            _ if is_missing(&path) => bail!("{}", missing()),
             _ => {
                 let mounts = table.cuttlefs().map(|entry| entry.mountpoint.display().to_string());
                 let mounts = named(&mounts.collect::<Vec<_>>());
@@ -154,6 +155,11 @@ impl Asked {
             }
         }
     }
+}
+
+/// Whether nothing is at a path. Not for a path in a mount, which may hang.
+fn is_missing(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// The first mounts by name, and how many more there are.
@@ -209,7 +215,10 @@ mod tests {
         assert_eq!((server.server.to_string().as_str(), server.mountpoint), ("tcp://a:5", None));
         let error = Asked::parse("/").expect_err("no mount").to_string();
         assert!(error.contains("not in a cuttlefs mount"), "{error}");
-        assert!(Asked::parse("/nonexistent/a/b").is_err());
+        for missing in ["/nonexistent", "/nonexistent/a/b"] {
+            let error = Asked::parse(missing).expect_err("not there").to_string();
+            assert!(error.starts_with(&format!("there is no {missing};")), "{error}");
+        }
         let mounts: Vec<_> = (0..10).map(|number| format!("/m{number}")).collect();
         assert_eq!(named(&[]), "there are none");
         assert_eq!(named(&mounts[..2]), "/m0, /m1");
