@@ -828,11 +828,15 @@ fn up_in_the_foreground_stops_its_server() {
     assert!(!place.is_mounted() && !runs(server));
 }
 
+const FOREGROUND: &[&str] = &["--foreground"];
+const BACKGROUND: &[&str] = &[];
+
 /// An `up` whose server never answers, and the server's process.
 fn endless_start(place: &Place, more: &[&str]) -> (std::process::Child, i32) {
     let (mnt, pool) = (place.mnt_text(), place.pool_text());
     let _ = std::fs::remove_file(place.pool().join("pid"));
-    let arguments: Vec<_> = ["up", &mnt, "--pool", &pool].iter().chain(more).copied().collect();
+    let arguments: Vec<_> =
+        ["up", mnt.as_str(), "--pool", pool.as_str()].iter().chain(more).copied().collect();
     let mut up = command(&arguments);
     let up = up.env(SILENT_VARIABLE, "1").stderr(Stdio::piped()).spawn().expect("spawn");
     let is_written =
@@ -845,11 +849,11 @@ fn a_signal_ends_a_start_and_its_server() {
     let place = Place::new();
     std::fs::remove_dir(place.mnt()).expect("rmdir");
     for (more, sent) in [
-        (&["--foreground"][..], rustix::process::Signal::INT),
-        (&["--foreground"], rustix::process::Signal::TERM),
-        (&[], rustix::process::Signal::INT),
-        (&[], rustix::process::Signal::TERM),
-        (&[], rustix::process::Signal::KILL),
+        (FOREGROUND, rustix::process::Signal::INT),
+        (FOREGROUND, rustix::process::Signal::TERM),
+        (BACKGROUND, rustix::process::Signal::INT),
+        (BACKGROUND, rustix::process::Signal::TERM),
+        (BACKGROUND, rustix::process::Signal::KILL),
     ] {
         let (up, server) = endless_start(&place, more);
         signal(up.id() as i32, sent);
@@ -871,7 +875,7 @@ fn a_signal_ends_a_start_and_its_server() {
 fn down_ends_a_start() {
     let place = Place::new();
     let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
-    for more in [&["--foreground"][..], &[]] {
+    for more in [FOREGROUND, BACKGROUND] {
         let (up, server) = endless_start(&place, more);
         let another = fails(&["up", mnt, "--pool", pool]);
         assert!(another.contains("is starting there") && another.contains("cuttlefs down"), "{another}");

@@ -66,7 +66,7 @@ pub enum PoolError {
     #[error("{0} is a file; a pool is a directory: name another one")]
     NoDirectory(PathBuf),
     /// A directory is named as a data file.
-    #[error("{0} is a directory; name a file in it, such as {}", .0.join("data").display())]
+    #[error("{} is a directory; name a file in it, such as {}", .0.display(), .0.join("data").display())]
     DataIsDirectory(PathBuf),
     /// A data file is neither a regular file nor a block device.
     #[error("{0} is neither a file nor a block device")]
