@@ -25,6 +25,10 @@ use std::time::{Duration, Instant};
 const COMMAND_VARIABLE: &str = "CUTTLEFS_TEST_COMMAND";
 /// If this is set, the server fails to start.
 const DIES_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_DIES";
+/// If this is set, the server never answers.
+const SILENT_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_IS_SILENT";
+/// If this is set, the server is somebody else's.
+const STRANGER_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_IS_A_STRANGER";
 /// If this is set, the server of every mount is away and has not taken all changes.
 const STRANDS_VARIABLE: &str = "CUTTLEFS_TEST_MOUNT_STRANDS";
 const LIMIT: Duration = Duration::from_secs(20);
@@ -75,7 +79,12 @@ impl Backend for InMemory {
 
     fn server_status(&self, server: &Endpoint, _: &Trust) -> anyhow::Result<String> {
         match server {
-            Endpoint::Shm(path) if !path.exists() => bail!("cannot reach {server}"),
+            Endpoint::Shm(path) if !path.exists() => {
+                Err(NotThere(format!("cannot reach {server}: no such socket")).into())
+            }
+            Endpoint::Shm(_) if std::env::var_os(STRANGER_VARIABLE).is_some() => {
+                bail!("user 65534 listens at {server}")
+            }
             Endpoint::Tcp { host, .. } if host == "leaves" || host == "strands" => {
                 bail!("cannot reach {server}")
             }
@@ -114,6 +123,11 @@ fn fake_serve(arguments: &[String]) -> ExitCode {
         return ExitCode::from(3);
     }
     std::fs::write(pool.join("pid"), std::process::id().to_string()).expect("write");
+    if std::env::var_os(SILENT_VARIABLE).is_some() {
+        signals.forever().next();
+        std::fs::write(pool.join("stopped"), "").expect("write");
+        return ExitCode::SUCCESS;
+    }
     std::thread::sleep(Duration::from_millis(50));
     std::fs::write(socket, std::process::id().to_string()).expect("socket");
     signals.forever().next();
@@ -143,6 +157,9 @@ const TESTS: &[Test] = &[
     ("up_and_down", up_and_down),
     ("up_in_the_foreground_stops_its_server", up_in_the_foreground_stops_its_server),
     ("up_starts_a_server_that_died_again", up_starts_a_server_that_died_again),
+    ("a_signal_ends_a_start_and_its_server", a_signal_ends_a_start_and_its_server),
+    ("down_ends_a_start", down_ends_a_start),
+    ("an_error_that_stays_ends_a_start", an_error_that_stays_ends_a_start),
     ("a_server_that_dies_shows_its_log", a_server_that_dies_shows_its_log),
     ("down_stops_what_a_killed_mount_left", down_stops_what_a_killed_mount_left),
 ];
@@ -729,6 +746,10 @@ fn status_while_the_server_is_away() {
         json = serde_json::from_slice(&output.stdout).expect("JSON of the mount alone");
         json["mount"]["error"].is_null()
     });
+    assert_eq!(json["server_error"], "cannot reach tcp://leaves:1");
+    let short = output(&["status", mnt]).stdout;
+    let short = String::from_utf8_lossy(&short);
+    assert!(short.contains("problems    the server does not answer: cannot reach"), "{short}");
     assert_eq!(json["mount"]["onesided_reads"], 3, "{json}");
     // A mount whose process has died has no figures. A dying process closes its files before it is dead.
     signal(mount_pid(mnt), rustix::process::Signal::KILL);
@@ -738,6 +759,12 @@ fn status_while_the_server_is_away() {
         dead.contains("has died")
     });
     assert!(dead.contains(&format!("cuttlefs umount {mnt}")), "{dead}");
+    let short = output(&["status", mnt]).stdout;
+    let short = String::from_utf8_lossy(&short);
+    assert!(
+        short.contains("the process behind the mount") && !short.contains("no process of yours"),
+        "{short}"
+    );
     succeeds(&["umount", mnt]);
 }
 
@@ -799,6 +826,75 @@ fn up_in_the_foreground_stops_its_server() {
     signal(child.id() as i32, rustix::process::Signal::INT);
     assert!(child.wait().expect("wait").success());
     assert!(!place.is_mounted() && !runs(server));
+}
+
+const FOREGROUND: &[&str] = &["--foreground"];
+const BACKGROUND: &[&str] = &[];
+
+/// An `up` whose server never answers, and the server's process.
+fn endless_start(place: &Place, more: &[&str]) -> (std::process::Child, i32) {
+    let (mnt, pool) = (place.mnt_text(), place.pool_text());
+    let _ = std::fs::remove_file(place.pool().join("pid"));
+    let arguments: Vec<_> =
+        ["up", mnt.as_str(), "--pool", pool.as_str()].iter().chain(more).copied().collect();
+    let mut up = command(&arguments);
+    let up = up.env(SILENT_VARIABLE, "1").stderr(Stdio::piped()).spawn().expect("spawn");
+    let is_written =
+        || std::fs::read_to_string(place.pool().join("pid")).is_ok_and(|pid| pid.parse::<i32>().is_ok());
+    eventually("the start of the server", is_written);
+    (up, place.server_pid())
+}
+
+fn a_signal_ends_a_start_and_its_server() {
+    let place = Place::new();
+    std::fs::remove_dir(place.mnt()).expect("rmdir");
+    for (more, sent) in [
+        (FOREGROUND, rustix::process::Signal::INT),
+        (FOREGROUND, rustix::process::Signal::TERM),
+        (BACKGROUND, rustix::process::Signal::INT),
+        (BACKGROUND, rustix::process::Signal::TERM),
+        (BACKGROUND, rustix::process::Signal::KILL),
+    ] {
+        let (up, server) = endless_start(&place, more);
+        signal(up.id() as i32, sent);
+        let output = up.wait_with_output().expect("wait");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{more:?} {sent:?}: {said}");
+        if sent == rustix::process::Signal::KILL {
+            // Only the background process can end the server then.
+            eventually("the end of the server", || !runs(server));
+            continue;
+        }
+        assert!(said.contains("broken off while cuttlefsd started"), "{more:?} {sent:?}: {said}");
+        assert!(!runs(server), "{more:?} {sent:?}");
+        assert!(!place.mnt().exists(), "what was made for it is taken away");
+    }
+    assert!(place.pool().join("stopped").exists(), "asked, not killed");
+}
+
+fn down_ends_a_start() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    for more in [FOREGROUND, BACKGROUND] {
+        let (up, server) = endless_start(&place, more);
+        let another = fails(&["up", mnt, "--pool", pool]);
+        assert!(another.contains("is starting there") && another.contains("cuttlefs down"), "{another}");
+        assert!(succeeds(&["down", mnt]).contains("broken off"));
+        assert!(!runs(server) && !up.wait_with_output().expect("wait").status.success());
+        assert!(fails(&["down", mnt]).contains("nothing is up"));
+    }
+    // Nothing of it is in the way of the next one.
+    succeeds(&["up", mnt, "--pool", pool]);
+    succeeds(&["down", mnt]);
+}
+
+fn an_error_that_stays_ends_a_start() {
+    let place = Place::new();
+    let mut up = command(&["up", &place.mnt_text(), "--pool", &place.pool_text()]);
+    up.env(STRANGER_VARIABLE, "1");
+    let (output, said) = ended_in_time(up);
+    assert!(!output.status.success() && said.contains("user 65534 listens"), "{said}");
+    assert!(!runs(place.server_pid()) && !place.is_mounted());
 }
 
 fn up_starts_a_server_that_died_again() {

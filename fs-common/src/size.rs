@@ -44,15 +44,19 @@ impl FromStr for ByteSize {
 
 impl std::fmt::Display for ByteSize {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut larger = None;
         for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
             if self.0 >= 1 << shift {
                 let value = self.0 as f64 / (1u64 << shift) as f64;
-                return if self.0.is_multiple_of(1 << shift) {
-                    write!(f, "{}{unit}", self.0 >> shift)
-                } else {
-                    write!(f, "{value:.1}{unit}")
+                let text = format!("{value:.1}");
+                return match larger {
+                    _ if self.0.is_multiple_of(1 << shift) => write!(f, "{}{unit}", self.0 >> shift),
+                    // A byte less than 1G is shown as 1G, not as 1024.0M.
+                    Some(larger) if text == "1024.0" => write!(f, "1{larger}"),
+                    _ => write!(f, "{text}{unit}"),
                 };
             }
+            larger = Some(unit);
         }
         write!(f, "{}", self.0)
     }
@@ -79,5 +83,8 @@ mod tests {
         }
         assert_eq!(ByteSize(8 << 30).to_string(), "8G");
         assert_eq!(ByteSize(1536).to_string(), "1.5K");
+        assert_eq!(ByteSize((1 << 30) - 1).to_string(), "1G");
+        assert_eq!(ByteSize(1000 << 20).to_string(), "1000M");
+        assert_eq!(ByteSize((1 << 50) - 1).to_string(), "1024.0T");
     }
 }

@@ -580,7 +580,7 @@ struct Peer {
 fn who_has_not_the_key_is_told_and_nothing_else() {
     let (keyed, plain) = (tcp(Trust::Keyed), tcp(Trust::Plain));
     for (served, tcp, why) in [
-        (&keyed, TcpSecurity::Loopback, "mount with --key FILE"),
+        (&keyed, TcpSecurity::Loopback, "give --key FILE"),
         (&keyed, TcpSecurity::Keys(keys(2)), "does not know this key"),
         (&plain, TcpSecurity::Keys(keys(1)), "takes no keys"),
     ] {

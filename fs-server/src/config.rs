@@ -263,8 +263,12 @@ impl Config {
     /// # Errors
     /// As `load`.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let config: Self = toml::from_str(text)
-            .map_err(|error| ConfigError::Syntax { path: path.to_owned(), reason: error.to_string() })?;
+        let config: Self = toml::from_str(text).map_err(|error| {
+            // Beside an [[export]] it is a key that is there twice, which does not say what to do.
+            let once = text.lines().any(|line| line.trim_start().starts_with("[export]"));
+            let advice = if once { "write [[export]] for [export], in two brackets\n" } else { "" };
+            ConfigError::Syntax { path: path.to_owned(), reason: format!("{advice}{error}") }
+        })?;
         config.check().map_err(|reason| ConfigError::Value { path: path.to_owned(), reason })?;
         Ok(config)
     }
@@ -319,8 +323,8 @@ impl Config {
              \n\
              [server] # options of `cuttlefsd serve` override these\n\
              memory = {memory} # DRAM for pages\n\
-             listen = {listen} # tcp://HOST:PORT, unix:///PATH, shm:///PATH\n\
-             keys = {keys} # files of the keys that tcp takes (`cuttlefsd key new`); none: `key` in this directory\n\
+             listen = {listen} # tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH, shm:///PATH\n\
+             keys = {keys} # files of the keys that tcp and rdma take (`cuttlefsd key new`); none: `key` in this directory\n\
              lease_ms = {lease_ms} # how long a client may be silent before its locks and files are taken away\n\
              # fsync: data and names are durable when fsync, fdatasync or O_SYNC says so;\n\
              # ack: every change is durable when it is answered\n\
@@ -495,6 +499,7 @@ mod tests {
             ("uuid = \"3031", "uuid = \"303", "no UUID"),
             ("\n[[export]]\n", "\n[[exports]]\n", "exports"),
             ("\n[[export]]\n", "\n[export]\n", "[[export]]"),
+            ("\n[[export]]\n", "\n[[export]]\n[export]\n", "write [[export]]"),
             ("[pool]", "[pool", "pool"),
         ];
         for (from, to, named) in changes {

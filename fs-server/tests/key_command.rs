@@ -45,7 +45,11 @@ fn a_key_is_made_shown_and_never_written_over() {
     }
     assert!(!says(&shown).contains(secret) && !says(&made).contains(secret), "{}", says(&made));
     let again = run(&["key", "new", path(&file)]);
-    assert!(!again.status.success() && says(&again).contains("exists"), "{}", says(&again));
+    assert!(
+        !again.status.success() && says(&again).contains("is kept; choose another name"),
+        "{}",
+        says(&again)
+    );
     assert_eq!(std::fs::read_to_string(&file).expect("read"), text);
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).expect("changed");
     let open = run(&["key", "show", path(&file)]);

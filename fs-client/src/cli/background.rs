@@ -12,16 +12,20 @@
 //!
 //! End of file without `R` or `E` is a crash; the log says more. If we end first, the report fails and it gives up.
 
+use super::process::{ProcessId, RunningProcess};
 use super::run_state;
 use anyhow::{Context, anyhow, bail};
 use cuttlefs_common::explain::explain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::emulate_default_handler;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// The hidden option that marks the detached process.
 pub(super) const DETACHED_OPTION: &str = "--detached";
@@ -94,8 +98,13 @@ impl Reporter {
     }
 }
 
-/// Starts this binary with `arguments`, detached, and waits for its report. Returns the text to print now that it runs.
-pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result<String> {
+/// Starts this binary with `arguments`, detached, and waits for its report. Returns the text to print now that it runs. The first of `signals` until
+/// then ends the background process, which reports that; the second one ends this process.
+pub(super) fn run_detached(
+    arguments: &[OsString],
+    log: &Path,
+    signals: Option<Signals>,
+) -> anyhow::Result<String> {
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     let log_file = run_state::private(OpenOptions::new().create(true).append(true), log)
         .with_context(|| format!("cannot write the log {}", log.display()))?;
@@ -107,6 +116,8 @@ pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result
         .stderr(log_file)
         .spawn()
         .context("cannot start the background process")?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let watch = signals.map(|signals| pass_on(signals, &child, Arc::clone(&interrupted))).transpose()?;
     let output = child.stdout.take().context("the background process has no output")?;
     let mut report = (' ', Vec::new());
     for line in BufReader::new(output).lines() {
@@ -121,7 +132,17 @@ pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result
                 let text = text.join("\n");
                 match kind {
                     'P' => cuttlefs_common::tell!("{text}"),
-                    'R' => return Ok(text),
+                    'R' => {
+                        if let Some(watch) = watch {
+                            watch.close();
+                        }
+                        if interrupted.load(Ordering::Acquire) {
+                            // The signal has reached a mount that stands, and unmounts it.
+                            let _ = child.wait();
+                            bail!("broken off");
+                        }
+                        return Ok(text);
+                    }
                     _ => {
                         let _ = child.wait();
                         return Err(anyhow!(text));
@@ -131,5 +152,28 @@ pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result
         }
     }
     let status = child.wait().context("cannot wait for the background process")?;
+    if interrupted.load(Ordering::Acquire) {
+        bail!("broken off before anything was started");
+    }
     bail!("the background process ended unexpectedly ({status}); see {}", log.display());
+}
+
+/// Ends the background process at the first signal, and this process at the second one.
+fn pass_on(mut signals: Signals, child: &Child, interrupted: Arc<AtomicBool>) -> anyhow::Result<Handle> {
+    let process = ProcessId::of(child.id())?.find()?;
+    let handle = signals.handle();
+    let watch = move || {
+        for signal in signals.forever() {
+            if interrupted.swap(true, Ordering::AcqRel) {
+                // Does not return for a signal that ends processes.
+                let _ = emulate_default_handler(signal);
+            }
+            cuttlefs_common::tell!("breaking off; once more to leave at once");
+            if let Some(Err(error)) = process.as_ref().map(RunningProcess::terminate) {
+                cuttlefs_common::tell!("{error:#}");
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(watch).context("cannot start a thread")?;
+    Ok(handle)
 }

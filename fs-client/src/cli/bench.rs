@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Whatever it is, it is for the other program.
+/// Measure how fast a mount is, by the program cuttlefs-bench
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuttlefs bench --help          what can be measured

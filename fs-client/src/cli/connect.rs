@@ -11,7 +11,7 @@ use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The options of a mount that concern its volume.
@@ -184,11 +184,19 @@ pub fn device(server: &Endpoint, trust: &Trust) -> anyhow::Result<Arc<dyn Device
     let tcp = match (server, &trust.key) {
         // Over the other links the kernel says who the server is.
         (Endpoint::Tcp { .. } | Endpoint::Rdma { .. }, Some(file)) => {
-            TcpSecurity::Keys(ClusterKeys::new(vec![ClusterKey::read_file(file)?])?)
+            TcpSecurity::Keys(ClusterKeys::new(vec![read_key(file)?])?)
         }
         _ => TcpSecurity::Loopback,
     };
     Ok(open_to_connect(server, SoftOptions { tcp, server_user: trust.server_user })?)
+}
+
+fn read_key(file: &Path) -> anyhow::Result<ClusterKey> {
+    ClusterKey::read_file(file).map_err(|error| match error {
+        error if error.is_missing() => anyhow!("{error}; copy it from the server (DIR/key)"),
+        error if error.is_no_key() => anyhow!("{error}; get the server's key file"),
+        error => error.into(),
+    })
 }
 
 fn server_status(server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
@@ -221,6 +229,13 @@ mod tests {
         assert!(failure(&at("shm", "stream")).contains(&format!("write {unix}")));
         assert!(failure(&at("unix", "file")).contains("file that is no socket"));
         assert!(failure(&at("shm", "")).contains("is a directory"));
+        let with_key = |name: &str| {
+            let trust = Trust { key: Some(directory.path().join(name)), server_user: None };
+            let server: Endpoint = "tcp://127.0.0.1:1".parse().expect("an endpoint");
+            server_status(&server, &trust).expect_err("no key").to_string()
+        };
+        assert!(with_key("none").ends_with("copy it from the server (DIR/key)"), "{}", with_key("none"));
+        assert!(with_key("file").ends_with("get the server's key file"), "{}", with_key("file"));
         let said = |server: &str, kind| advice(&server.parse().expect("an endpoint"), kind);
         assert!(said("shm:///a", ErrorKind::PermissionDenied).is_some_and(|text| text.contains("unix://")));
         assert!(said("tcp://a", ErrorKind::TimedOut).is_some_and(|text| text.contains("firewall")));

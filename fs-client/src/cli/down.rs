@@ -1,6 +1,6 @@
 //! `cuttlefs down`: ends the mount and the server that `up` started, and only these.
 
-use super::process::ProcessId;
+use super::process::{ProcessId, RunningProcess};
 use super::run_state::RunState;
 use super::server_process::STOP_LIMIT;
 use super::unmount::{prepare, unmount, wait_for_end};
@@ -28,7 +28,13 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
         .with_context(|| format!("there is no {}", args.mountpoint.display()))?;
     let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let mounted = table.at(&mountpoint).filter(|entry| entry.is_cuttlefs());
-    let Some(state) = RunState::load(&mountpoint)?.filter(|state| state.server.is_some()) else {
+    let state = RunState::load(&mountpoint)?;
+    if let Some(start) = state.as_ref().filter(|state| state.starting)
+        && let Some(process) = start.mount.find()?
+    {
+        return break_off(start, &process);
+    }
+    let Some(state) = state.filter(|state| state.server.is_some()) else {
         match mounted {
             Some(_) => bail!(
                 "{} was not mounted by `cuttlefs up`; unmount it with: cuttlefs umount {}",
@@ -42,7 +48,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
         prepare(&mountpoint, Some(&state), args.force, "cuttlefs down -f")?;
         unmount(&mountpoint, args.force, "cuttlefs down -f")?;
     }
-    let mount_ended = wait_for_end(&state);
+    let mount_ended = wait_for_end(&state, args.force);
     if mount_ended.is_err() && !args.force {
         return mount_ended;
     }
@@ -52,6 +58,20 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
     }
     state.forget();
     cuttlefs_common::say!("{} is down", mountpoint.display());
+    Ok(())
+}
+
+/// Ends an `up` that has not mounted yet, and with it the server that it started.
+fn break_off(start: &RunState, process: &RunningProcess) -> anyhow::Result<()> {
+    process.terminate()?;
+    if !process.wait(STOP_LIMIT)? {
+        bail!(
+            "`cuttlefs up` (process {}) has not ended after {} s; try again",
+            start.mount.pid,
+            STOP_LIMIT.as_secs()
+        );
+    }
+    cuttlefs_common::say!("the start of {} was broken off; nothing is up there", start.mountpoint.display());
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use super::run_state::{self, RunState};
 use super::unmount::{Unmounted, busy_text, try_unmount};
 use crate::file::volume::{Condition, Volume};
 use crate::fuse::{MountTable, Mounted, mount};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use cuttlefs_common::rdma::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -31,27 +31,28 @@ const CONNECT_AGAIN: Duration = Duration::from_millis(250);
 
 Examples:
   cuttlefs mount tcp://box:7950 /mnt --key /etc/cuttlefs/key
-  cuttlefs mount shm:///run/cuttlefs/a.sock /mnt -o ro,attr_cache=5
-  cuttlefs mount unix:///run/cuttlefs/b.sock /mnt --foreground
+  cuttlefs mount shm:///run/cuttlefsd/a.sock /mnt -o ro,attr_cache=5
+  cuttlefs mount unix:///run/cuttlefsd/b.sock /mnt --foreground
   mount -t fuse.cuttlefs tcp://box:7950 /mnt -o ro,key=/etc/cuttlefs/key
   mount -o remount,ro /mnt
 
 Line of /etc/fstab:
   tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0
 
-shm:// is for root and the server's own user on the same machine, unix:// for every user of it,
-tcp:// (port 7950, if none is written) for whoever has a key. Without --foreground the mount
-stays in the background, and `cuttlefs status` names its log.
+shm:// is for root and the server's own user on the same machine, unix:// for every user of it.
+tcp:// and rdma:// reach another machine and need a copy of one of the server's keys; without a
+port they mean 7950. Without --foreground the mount stays in the background, and `cuttlefs status`
+names its log.
 docs/operations.md says how to mount at boot."))]
 pub(super) struct MountArgs {
-    /// The server: tcp://HOST:PORT, unix:///PATH or shm:///PATH
+    /// The server: tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH or shm:///PATH
     pub server: Endpoint,
     /// An empty directory to mount at
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The key to show over tcp://, as `-o key=FILE`; from whoever runs the server (cuttlefsd key)
+    /// The key to show over tcp:// and rdma://, as `-o key=FILE`; a copy of one of the server's key files
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Believe this user's server over unix:// and shm://, not only root's and your own; as `-o server-user=UID`
@@ -93,7 +94,7 @@ pub(super) fn in_background(args: MountArgs) -> anyhow::Result<String> {
     if let Some(user) = args.server_user {
         arguments.extend(["--server-user".into(), user.to_string().into()]);
     }
-    run_detached(&arguments, &run_state::file(&mountpoint, "log")?)
+    run_detached(&arguments, &run_state::file(&mountpoint, "log")?, None)
 }
 
 fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> anyhow::Result<()> {
@@ -101,7 +102,9 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
     options.trust.key = key::chosen([args.key.clone(), options.trust.key])?;
     options.trust.server_user = args.server_user.or(options.trust.server_user);
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
-    let served = ServedMount::start(backend, &args.server, &mountpoint, &options, reporter)?;
+    // Before anything must be cleaned up.
+    let signals = catch_signals()?;
+    let served = ServedMount::start(backend, &args.server, &mountpoint, &options, signals, reporter)?;
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: args.server.to_string(),
@@ -111,6 +114,7 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
         pool: None,
         memory: None,
         lost: None,
+        starting: false,
     };
     state.save()?;
     let result = match reporter.ready(&format!("{} is mounted at {}", args.server, mountpoint.display())) {
@@ -123,6 +127,11 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
 
 pub(super) fn parse_options(lists: &[String]) -> anyhow::Result<MountOptions> {
     Ok(MountOptions::parse(rustix::process::geteuid().is_root(), lists)?)
+}
+
+/// Catches the signals that end a mount, or its start.
+pub(super) fn catch_signals() -> anyhow::Result<Signals> {
+    Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")
 }
 
 /// A mount that this process serves. SIGINT, SIGTERM and SIGHUP unmount it.
@@ -138,18 +147,21 @@ pub(super) struct ServedMount {
 }
 
 impl ServedMount {
-    /// Connects and mounts.
+    /// Connects and mounts, unless one of `signals` comes before that.
     pub(super) fn start(
         backend: &dyn Backend,
         server: &Endpoint,
         mountpoint: &Path,
         options: &MountOptions,
+        mut signals: Signals,
         reporter: &Reporter,
     ) -> anyhow::Result<Self> {
-        // Before anything must be cleaned up.
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
         let wanted = options.volume(mountpoint);
         let volume = connect_in_time(backend, server, &wanted, options.retry, &mut signals, reporter)?;
+        if signals.pending().next().is_some() {
+            volume.shut_down();
+            bail!("broken off before {} was mounted", mountpoint.display());
+        }
         let mounted = mount(Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
             .inspect_err(|_| volume.shut_down())?;
         let last_sync = Arc::new(LastSync::new(Arc::clone(&volume)));

@@ -47,6 +47,9 @@ pub(super) struct RunState {
     /// What was lost with the mount, if it has ended and changes were lost.
     #[serde(default)]
     pub lost: Option<String>,
+    /// Whether `up` has not mounted yet. Its process, `mount`, ends the server that it starts; the server is not written down here.
+    #[serde(default)]
+    pub starting: bool,
 }
 
 impl RunState {
@@ -301,6 +304,7 @@ mod tests {
             pool: None,
             memory: None,
             lost: None,
+            starting: false,
         };
         assert_eq!(RunState::load(dir.path()).expect("load"), None);
         // A file that an older version left there, readable by all, must not stay so.
@@ -328,6 +332,7 @@ mod tests {
             pool: None,
             memory: None,
             lost: None,
+            starting: false,
         };
         let after = RunState { mount: ProcessId { pid: 1, start_ticks: 3 }, ..before.clone() };
         before.save().expect("save");

@@ -1,15 +1,16 @@
 //! The `cuttlefsd` that `up` starts: its pool, its process, its log.
 
 use super::background::Reporter;
-use super::connect::{Backend, Trust};
+use super::connect::{Backend, NotThere, Trust};
 use super::process::ProcessId;
 use super::programs;
 use super::run_state;
 use anyhow::{Context, bail};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
-use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rdma::{Endpoint, RdmaError};
 use cuttlefs_common::size::ByteSize;
 use serde::Deserialize;
+use signal_hook::iterator::Signals;
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
@@ -25,6 +26,8 @@ const DEFAULT_SIZE: ByteSize = ByteSize(8 << 30);
 const OTHERS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a server may take to write back and end.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(120);
+/// How long a server that nobody uses yet may take to end before it is killed.
+const BREAK_OFF_LIMIT: Duration = Duration::from_secs(10);
 /// The time after which the user is told what is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The time after which the user is told again.
@@ -114,11 +117,12 @@ pub(super) fn check_size(pool: &Path, asked: ByteSize) -> anyhow::Result<()> {
 }
 
 impl ServerProcess {
-    /// Starts a server and waits until it answers.
+    /// Starts a server and waits until it answers. If one of `signals` comes before that, ends the server again.
     pub(super) fn start(
         backend: &dyn Backend,
         pool: &Path,
         memory: ByteSize,
+        signals: &mut Signals,
         reporter: &Reporter,
     ) -> anyhow::Result<Self> {
         let endpoint = Endpoint::Shm(run_state::file(pool, "shm.sock")?);
@@ -137,6 +141,9 @@ impl ServerProcess {
                 "{} is being served already{who}; to mount it here too: cuttlefs mount {endpoint} DIRECTORY",
                 pool.display()
             );
+        }
+        if is_broken_off(signals, reporter) {
+            bail!("broken off before cuttlefsd was started");
         }
         let log_start = log.metadata().map_or(0, |found| found.len());
         let mut child = Command::new(programs::server()?)
@@ -161,22 +168,32 @@ impl ServerProcess {
             }
         };
         let mut server = Self { child, id, endpoint, log, log_start };
-        match server.wait_until_it_answers(backend, reporter) {
+        match server.wait_until_it_answers(backend, signals, reporter) {
             Ok(()) => Ok(server),
             Err(error) => {
-                server.stop(reporter)?;
+                server.break_off()?;
                 Err(error)
             }
         }
     }
 
     /// Waits as long as the process runs: the time of a recovery depends on the pool, and a server that is stopped in the midst of it must begin
-    /// again. Ctrl-C ends the wait.
-    fn wait_until_it_answers(&mut self, backend: &dyn Backend, reporter: &Reporter) -> anyhow::Result<()> {
+    /// again. A signal ends the wait, and so does an error that will not pass.
+    fn wait_until_it_answers(
+        &mut self,
+        backend: &dyn Backend,
+        signals: &mut Signals,
+        reporter: &Reporter,
+    ) -> anyhow::Result<()> {
         let started = Instant::now();
         let mut tell_at = PATIENCE;
         loop {
-            match backend.server_status(&self.endpoint, &Trust::default()) {
+            let answer = backend.server_status(&self.endpoint, &Trust::default());
+            // The log of a server that has ended says more than the error of a connection to it.
+            if let Some(status) = self.child.try_wait().context("cannot wait for cuttlefsd")? {
+                bail!("cuttlefsd ended while it started ({status}){}", tail_text(&self.log, self.log_start));
+            }
+            let not_yet = match answer {
                 Ok(status) if pid_in(&status).is_none_or(|pid| pid == i64::from(self.id.pid)) => {
                     return Ok(());
                 }
@@ -184,15 +201,19 @@ impl ServerProcess {
                     let tail = tail_text(&self.log, self.log_start);
                     bail!("another cuttlefsd answers at {}{tail}", self.endpoint);
                 }
-                _ => {}
-            }
-            if let Some(status) = self.child.try_wait().context("cannot wait for cuttlefsd")? {
-                bail!("cuttlefsd ended while it started ({status}){}", tail_text(&self.log, self.log_start));
+                Ok(_) => "another cuttlefsd answers there".to_owned(),
+                Err(error) if is_not_yet(&error) => error.to_string(),
+                Err(error) => return Err(error.context("the server that was started cannot be used")),
+            };
+            if is_broken_off(signals, reporter) {
+                bail!("broken off while cuttlefsd started; it has been ended");
             }
             if started.elapsed() > tell_at {
                 tell_at += TOLD_AGAIN;
                 let (seconds, log) = (started.elapsed().as_secs(), self.log.display());
-                reporter.progress(&format!("cuttlefsd has been starting for {seconds} s; its log is {log}"));
+                reporter.progress(&format!(
+                    "cuttlefsd has been starting for {seconds} s ({not_yet}); its log is {log}"
+                ));
             }
             std::thread::sleep(ASK_AGAIN);
         }
@@ -206,6 +227,19 @@ impl ServerProcess {
     /// The server's process.
     pub(super) fn id(&self) -> ProcessId {
         self.id
+    }
+
+    /// Ends a server whose start came to nothing. One that does not end when asked, as in the midst of a recovery, is killed: nobody has used it yet,
+    /// and the next start recovers the pool.
+    fn break_off(mut self) -> anyhow::Result<()> {
+        if let Some(running) = self.id.find()? {
+            running.terminate()?;
+            if !running.wait(BREAK_OFF_LIMIT)? {
+                running.kill()?;
+            }
+        }
+        self.child.wait().context("cannot wait for cuttlefsd")?;
+        Ok(())
     }
 
     /// Stops the server, and waits until it has ended.
@@ -231,6 +265,18 @@ impl ServerProcess {
     }
 }
 
+/// Whether a signal has come, or the process that started this one has gone.
+fn is_broken_off(signals: &mut Signals, reporter: &Reporter) -> bool {
+    signals.pending().next().is_some() || !reporter.is_awaited()
+}
+
+/// Whether an error of a server that starts may pass: there is no socket yet, nobody listens there yet, or it does not answer yet. A refusal may be
+/// for clients that all come back at once.
+fn is_not_yet(error: &anyhow::Error) -> bool {
+    let refusal = error.downcast_ref::<RdmaError>();
+    error.is::<NotThere>() || matches!(refusal, Some(RdmaError::Refused { .. } | RdmaError::Closed))
+}
+
 /// The process id in a server's status.
 fn pid_in(status: &str) -> Option<i64> {
     serde_json::from_str::<serde_json::Value>(status).ok()?.get("pid")?.as_i64()
@@ -249,5 +295,22 @@ fn tail_text(log: &Path, start: u64) -> String {
     match tail() {
         Ok(tail) if !tail.is_empty() => format!("; the end of {} says:\n{tail}", log.display()),
         _ => format!("; its log {} is empty", log.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_pass_is_waited_for() {
+        let endpoint = || "shm:///a".to_owned();
+        let refused = RdmaError::Refused { endpoint: endpoint(), reason: "too many".to_owned() };
+        let passing: [anyhow::Error; 2] =
+            [NotThere("nobody listens there".to_owned()).into(), refused.into()];
+        assert!(passing.iter().all(is_not_yet));
+        let untrusted = RdmaError::Untrusted { endpoint: endpoint(), uid: 65534 };
+        let lasting: [anyhow::Error; 2] = [untrusted.into(), anyhow::anyhow!("it is a directory")];
+        assert!(!lasting.iter().any(is_not_yet));
     }
 }

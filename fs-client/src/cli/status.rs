@@ -10,10 +10,14 @@ use super::summary::summary;
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use cuttlefs_common::explain::explain;
 use cuttlefs_common::rdma::Endpoint;
 use serde_json::{Map, Value, json};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+
+/// The most mounts that an error names.
+const NAMED_MOUNTS: usize = 8;
 
 /// Arguments of `status`.
 #[derive(Args)]
@@ -27,7 +31,7 @@ answer or the mount's process has died. docs/operations.md says which figures to
 pub(super) struct StatusArgs {
     /// A server's endpoint, or a path in a mount of it
     server_or_mount: String,
-    /// The key to show over tcp:// [default: the mount's]
+    /// The key to show over tcp:// and rdma:// [default: the mount's]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Believe this user's server over unix:// and shm://, not only root's and your own [default: the mount's]
@@ -56,17 +60,25 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
         serde_json::from_str::<Map<String, Value>>(&text).context("the server's status is not a JSON object")
     });
     let mut status = answer.as_ref().cloned().unwrap_or_default();
+    let death = match &state {
+        Some(state) if state.mount.find()?.is_none() => Some(died(state)?),
+        _ => None,
+    };
     if let Some(mountpoint) = &asked.mountpoint {
-        let mount = figures::ask(mountpoint, Ask::Figures);
-        status.insert(
-            "mount".to_owned(),
-            mount.unwrap_or_else(|error| json!({ "error": format!("{error:#}") })),
-        );
+        let mount = match &death {
+            Some(death) => json!({ "death": death.to_string() }),
+            None => figures::ask(mountpoint, Ask::Figures)
+                .unwrap_or_else(|error| json!({ "error": format!("{error:#}") })),
+        };
+        status.insert("mount".to_owned(), mount);
+        if let Err(error) = &answer {
+            status.insert("server_error".to_owned(), json!(explain(error.as_ref())));
+        }
     }
     // If the mount's process has died, that is the error, whatever the server answers.
-    let answer = match &state {
-        Some(state) if state.mount.find()?.is_none() => Err(died(state)?),
-        Some(RunState { mountpoint, pool: Some(pool), .. }) => answer.map_err(|error| {
+    let answer = match (death, &state) {
+        (Some(death), _) => Err(death),
+        (None, Some(RunState { mountpoint, pool: Some(pool), .. })) => answer.map_err(|error| {
             let (place, pool) = (mountpoint.display(), pool.display());
             anyhow!("{error}; if it has died, start it again with: cuttlefs up {place} --pool {pool}")
         }),
@@ -123,9 +135,8 @@ impl Asked {
         if server_or_mount.contains("://") {
             return Ok(Self { server: server_or_mount.parse()?, mountpoint: None });
         }
-        let path = resolve_mountpoint(Path::new(server_or_mount)).with_context(|| {
-            format!("there is no {server_or_mount}; write a mounted path or tcp://HOST:PORT")
-        })?;
+        let missing = || format!("there is no {server_or_mount}; write a mounted path or tcp://HOST:PORT");
+        let path = resolve_mountpoint(Path::new(server_or_mount)).with_context(missing)?;
         let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
         match table.containing(&path) {
             Some(entry) if entry.is_cuttlefs() => {
@@ -134,15 +145,32 @@ impl Asked {
                 })?;
                 Ok(Self { server, mountpoint: Some(entry.mountpoint.clone()) })
             }
+            _ if is_missing(&path) => bail!("{}", missing()),
             _ => {
-                let mounts: Vec<_> =
-                    table.cuttlefs().map(|entry| entry.mountpoint.display().to_string()).collect();
-                let mounts = if mounts.is_empty() { "there are none".to_owned() } else { mounts.join(", ") };
+                let mounts = table.cuttlefs().map(|entry| entry.mountpoint.display().to_string());
+                let mounts = named(&mounts.collect::<Vec<_>>());
                 bail!(
                     "{server_or_mount} is not in a cuttlefs mount ({mounts}); write one, or tcp://HOST:PORT"
                 )
             }
         }
+    }
+}
+
+/// Whether nothing is at a path. Not for a path in a mount, which may hang.
+fn is_missing(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// The first mounts by name, and how many more there are.
+fn named(mounts: &[String]) -> String {
+    if mounts.is_empty() {
+        return "there are none".to_owned();
+    }
+    let names = mounts.iter().take(NAMED_MOUNTS).cloned().collect::<Vec<_>>().join(", ");
+    match mounts.len().saturating_sub(NAMED_MOUNTS) {
+        0 => names,
+        more => format!("{names}, and {more} more"),
     }
 }
 
@@ -187,6 +215,13 @@ mod tests {
         assert_eq!((server.server.to_string().as_str(), server.mountpoint), ("tcp://a:5", None));
         let error = Asked::parse("/").expect_err("no mount").to_string();
         assert!(error.contains("not in a cuttlefs mount"), "{error}");
-        assert!(Asked::parse("/nonexistent/a/b").is_err());
+        for missing in ["/nonexistent", "/nonexistent/a/b"] {
+            let error = Asked::parse(missing).expect_err("not there").to_string();
+            assert!(error.starts_with(&format!("there is no {missing};")), "{error}");
+        }
+        let mounts: Vec<_> = (0..10).map(|number| format!("/m{number}")).collect();
+        assert_eq!(named(&[]), "there are none");
+        assert_eq!(named(&mounts[..2]), "/m0, /m1");
+        assert!(named(&mounts).ends_with("/m7, and 2 more"), "{}", named(&mounts));
     }
 }

@@ -152,12 +152,14 @@ fn clients(status: &Value) -> Option<String> {
 fn recovery(status: &Value) -> Option<String> {
     let awaited = number(status, "/recovery/awaited_clients")?;
     let (data, locks) = (is(status, "/recovery/data_waits"), is(status, "/recovery/locks_wait"));
-    Some(match (awaited, data, locks) {
-        (_, false, false) => "done".to_owned(),
-        (_, true, _) => {
-            format!("{awaited} clients of the server before are awaited; files they changed wait")
-        }
-        (_, false, true) => format!("{awaited} clients of the server before are awaited; new locks wait"),
+    let awaited = match awaited {
+        1 => "1 client of the server before is awaited".to_owned(),
+        _ => format!("{awaited} clients of the server before are awaited"),
+    };
+    Some(match (data, locks) {
+        (false, false) => "done".to_owned(),
+        (true, _) => format!("{awaited}; files they changed wait"),
+        (false, true) => format!("{awaited}; new locks wait"),
     })
 }
 
@@ -179,6 +181,8 @@ fn unsynced(status: &Value) -> Option<String> {
     };
     Some(if changes == UnsyncedChanges::default() {
         "nothing".to_owned()
+    } else if is(status, "/mount/server_is_away") || text(status, "/server_error").is_some() {
+        format!("{changes} that are lost if this mount ends")
     } else {
         format!("{changes}; only this mount has them if the server is killed")
     })
@@ -191,6 +195,8 @@ fn problems(status: &Value) -> Vec<String> {
         let because = text(status, "/mount/server_away_because").unwrap_or("it does not answer");
         let since = number(status, "/mount/server_away_seconds").unwrap_or(0);
         problems.push(format!("the server has been away for {}: {because}", time(since)));
+    } else if let Some(error) = text(status, "/server_error") {
+        problems.push(format!("the server does not answer: {error}"));
     }
     if let Some(because) = text(status, "/mount/unheard_because") {
         let since = number(status, "/mount/unheard_seconds").unwrap_or(0);
@@ -214,6 +220,9 @@ fn problems(status: &Value) -> Vec<String> {
                  device away and add it again"
             ));
         }
+    }
+    if let Some(death) = text(status, "/mount/death") {
+        problems.push(death.to_owned());
     }
     if let Some(error) = text(status, "/mount/error") {
         problems.push(format!("the mount does not answer: {error}"));
@@ -300,6 +309,15 @@ problems    none known
 ";
         assert_eq!(summary(&status), expected);
         assert_eq!(summary(&json!({})), "problems    none known\n");
+        let recovery = |clients: u64, data: bool| {
+            summary(
+                &json!({"recovery": {"awaited_clients": clients, "data_waits": data, "locks_wait": true}}),
+            )
+        };
+        assert!(
+            recovery(1, true).contains("1 client of the server before is awaited; files they changed wait")
+        );
+        assert!(recovery(2, false).contains("2 clients of the server before are awaited; new locks wait"));
     }
 
     #[test]
@@ -313,8 +331,14 @@ problems    none known
             ),
             (
                 json!({"mount": {"server_is_away": true, "unsynced_files": 1, "unsynced_bytes": 5}}),
-                "5 unsynced bytes in 1 file; only",
+                "5 unsynced bytes in 1 file that are lost if this mount ends",
             ),
+            (
+                json!({"server_error": "no answer", "mount": {"unsynced_files": 1, "unsynced_bytes": 5}}),
+                "1 file that are lost if this mount ends",
+            ),
+            (json!({"server_error": "no answer"}), "the server does not answer: no answer"),
+            (json!({"mount": {"death": "the process has died"}}), "problems    the process has died"),
             (
                 json!({"mount": {"hardware": {"device": "rxe0", "port": 1, "state": "1: DOWN"}}}),
                 "port 1 of rxe0, the RNIC of this mount, is not active (1: DOWN)",
@@ -337,6 +361,10 @@ problems    none known
             let said = summary(&status);
             assert!(said.contains(words) && !said.contains("none known"), "{status}: {said}");
         }
+        let gone = json!({"server_error": "no answer", "mount": {"server_is_away": true, "server_away_because": "gone"}});
+        assert!(!summary(&gone).contains("no answer"), "the server's failure is told once");
+        let unsynced = json!({"mount": {"unsynced_files": 1, "unsynced_bytes": 5}});
+        assert!(summary(&unsynced).contains("in 1 file; only this mount has them"));
         let two = summary(&json!({"pages": {"rotten": 1, "read_errors": 2}}));
         assert!(two.ends_with("problems    1 pages do not match their checksums\n            2 reads of a disk have failed\n"), "{two}");
     }

@@ -53,7 +53,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
     prepare(&mountpoint, state.as_ref(), args.force, "cuttlefs umount -f")?;
     unmount(&mountpoint, args.force, "cuttlefs umount -f")?;
     if let Some(state) = state {
-        wait_for_end(&state)?;
+        wait_for_end(&state, args.force)?;
         // The mount's process removes its state itself, unless it was killed. The state of a mount of `up` is for `down` to remove.
         if state.server.is_none() {
             state.forget();
@@ -222,15 +222,16 @@ fn fusermount(mountpoint: &Path, arguments: &[&str]) -> anyhow::Result<Unmounted
     }
 }
 
-/// Waits for the process of an unmounted mount, which writes back and ends.
-pub(super) fn wait_for_end(state: &RunState) -> anyhow::Result<()> {
+/// Waits for the process of an unmounted mount, which writes back, unless it was `forced` off, and ends.
+pub(super) fn wait_for_end(state: &RunState, forced: bool) -> anyhow::Result<()> {
     let Some(process) = state.mount.find()? else {
         return what_it_lost(state);
     };
     if process.wait(Duration::from_secs(1))? {
         return what_it_lost(state);
     }
-    cuttlefs_common::tell!("unmounted; waiting for what is still being written");
+    let awaited = if forced { "the mount's process to end" } else { "what is still being written" };
+    cuttlefs_common::tell!("unmounted; waiting for {awaited}");
     if process.wait(END_LIMIT)? {
         return what_it_lost(state);
     }

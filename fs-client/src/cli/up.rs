@@ -13,15 +13,18 @@ use super::background::{Reporter, run_detached};
 use super::connect::{Backend, Trust};
 use super::down::stop_leftover;
 use super::made::Made;
-use super::mount::{ServedMount, parse_options};
+use super::mount::{ServedMount, catch_signals, parse_options};
+use super::mount_options::MountOptions;
 use super::mountpoint;
 use super::process::ProcessId;
 use super::run_state::{self, RunState};
 use super::server_process::{ServerProcess, check_size, format_if_needed};
 use crate::fuse::{MountTable, resolve_mountpoint};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use cuttlefs_common::size::ByteSize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 
 const DEFAULT_POOL: &str = "cuttlefs-data";
@@ -91,16 +94,19 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
     for list in args.options {
         arguments.extend(["-o".into(), list.into()]);
     }
-    let said = run_detached(&arguments, &run_state::file(&mountpoint, "log")?)?;
+    let signals = Signals::new([SIGINT, SIGTERM]).context("cannot catch signals")?;
+    let said = run_detached(&arguments, &run_state::file(&mountpoint, "log")?, Some(signals))?;
     made.keep();
     cuttlefs_common::say!("{said}");
     Ok(())
 }
 
 fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow::Result<()> {
+    // Before anything must be cleaned up.
+    let mut signals = catch_signals()?;
     let options = parse_options(&args.options)?;
     if let Some(state) = lacks_its_server(backend, &args.mountpoint)? {
-        return reporter.ready(&revive(backend, state, args, reporter)?);
+        return reporter.ready(&revive(backend, state, args, &mut signals, reporter)?);
     }
     let made_mountpoint = mountpoint::make(&args.mountpoint)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
@@ -111,31 +117,38 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     if pool.starts_with(&mountpoint) {
         bail!("the pool {} lies below the mount point, which would hide it; name another", pool.display());
     }
-    if let Err(error) = format_if_needed(&pool, args.size, reporter) {
-        made_pool.remove_with_contents();
-        return Err(error);
-    }
-    made_pool.keep();
     let memory = args.memory.unwrap_or(DEFAULT_MEMORY);
-    let server = ServerProcess::start(backend, &pool, memory, reporter)?;
-    let served = match ServedMount::start(backend, server.endpoint(), &mountpoint, &options, reporter) {
-        Ok(served) => served,
-        Err(error) => {
-            server.stop(reporter)?;
-            return Err(error);
-        }
-    };
-    made_mountpoint.keep();
-    let state = RunState {
-        mountpoint: mountpoint.clone(),
-        source: server.endpoint().to_string(),
+    let starting = RunState {
+        mountpoint,
+        source: String::new(),
         trust: Trust::default(),
         mount: ProcessId::own()?,
-        server: Some(server.id()),
+        server: None,
         pool: Some(pool.clone()),
         memory: Some(memory.0),
         lost: None,
+        starting: true,
     };
+    // For `down`, while the server starts.
+    starting.save()?;
+    if let Err(error) = format_if_needed(&pool, args.size, reporter) {
+        starting.forget();
+        made_pool.remove_with_contents();
+        // Ctrl-C reaches the process that makes the pool, too, which then fails without a word.
+        let broken_off = signals.pending().next().is_some();
+        return Err(if broken_off { anyhow!("broken off while the pool was made") } else { error });
+    }
+    made_pool.keep();
+    let started = start(backend, &pool, memory, &starting.mountpoint, &options, signals, reporter);
+    let (server, served) = started.inspect_err(|_| starting.forget())?;
+    made_mountpoint.keep();
+    let state = RunState {
+        source: server.endpoint().to_string(),
+        server: Some(server.id()),
+        starting: false,
+        ..starting
+    };
+    let mountpoint = state.mountpoint.clone();
     let ready = format!(
         "{} is mounted at {}; end it with: cuttlefs down {}",
         pool.display(),
@@ -157,6 +170,26 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     };
     state.end(&served);
     served.and(stopped)
+}
+
+/// Starts a server, and mounts what it serves.
+fn start(
+    backend: &dyn Backend,
+    pool: &Path,
+    memory: ByteSize,
+    mountpoint: &Path,
+    options: &MountOptions,
+    mut signals: Signals,
+    reporter: &Reporter,
+) -> anyhow::Result<(ServerProcess, ServedMount)> {
+    let server = ServerProcess::start(backend, pool, memory, &mut signals, reporter)?;
+    match ServedMount::start(backend, server.endpoint(), mountpoint, options, signals, reporter) {
+        Ok(served) => Ok((server, served)),
+        Err(error) => {
+            server.stop(reporter)?;
+            Err(error)
+        }
+    }
 }
 
 /// The state of a mount that is up and whose server has died; `None` if there is no such mount.
@@ -188,6 +221,7 @@ fn revive(
     backend: &dyn Backend,
     state: RunState,
     args: &UpArgs,
+    signals: &mut Signals,
     reporter: &Reporter,
 ) -> anyhow::Result<String> {
     let pool = state.pool.clone().context("what is written down of this mount does not name its pool")?;
@@ -204,7 +238,7 @@ fn revive(
         check_size(&pool, size)?;
     }
     let memory = args.memory.or(state.memory.map(ByteSize)).unwrap_or(DEFAULT_MEMORY);
-    let server = ServerProcess::start(backend, &pool, memory, reporter)?;
+    let server = ServerProcess::start(backend, &pool, memory, signals, reporter)?;
     let state = RunState { server: Some(server.id()), memory: Some(memory.0), ..state };
     let kept = state.save().and_then(|()| match state.mount.find()? {
         Some(_) => Ok(()),
@@ -221,11 +255,18 @@ fn revive(
     ))
 }
 
-/// Refuses to start if a server still runs, and holds its pool, that a killed mount process has left behind.
+/// Refuses to start if another `up` starts there, or if a server still runs, and holds its pool, that a killed mount process has left behind.
 fn refuse_leftover(mountpoint: &Path) -> anyhow::Result<()> {
     let Some(state) = RunState::load(mountpoint)? else {
         return Ok(());
     };
+    if state.starting && state.mount.find()?.is_some() {
+        bail!(
+            "another `up` is starting there (process {}); wait for it, or break it off with: cuttlefs down {}",
+            state.mount.pid,
+            mountpoint.display()
+        );
+    }
     let Some(server) = state.server else {
         return Ok(());
     };

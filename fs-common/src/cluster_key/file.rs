@@ -24,6 +24,12 @@ pub enum KeyFileError {
         /// Why.
         source: io::Error,
     },
+    /// It would be made, and is there.
+    #[error("{path} is there already and is kept; choose another name")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
     /// It cannot be read.
     #[error("cannot read the key file {path}: {source}")]
     Read {
@@ -61,11 +67,23 @@ pub enum KeyFileError {
     },
 }
 
+impl KeyFileError {
+    /// Whether there is no such file.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Whether there is a file that does not look like a key.
+    pub fn is_no_key(&self) -> bool {
+        matches!(self, Self::Key { source: KeyError::Format, .. })
+    }
+}
+
 impl ClusterKey {
     /// Writes the key to a new file that only its owner can read. Durable when this returns.
     ///
     /// # Errors
-    /// `Make`, also if there is such a file: a key is never written over.
+    /// `Exists` if there is such a file: a key is never written over. `Make`.
     pub fn create_file(&self, path: &Path) -> Result<(), KeyFileError> {
         let write = || {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(KEY_FILE_MODE).open(path)?;
@@ -74,7 +92,10 @@ impl ClusterKey {
             let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
             File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
         };
-        write().map_err(|source| KeyFileError::Make { path: path.to_owned(), source })
+        write().map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => KeyFileError::Exists { path: path.to_owned() },
+            _ => KeyFileError::Make { path: path.to_owned(), source },
+        })
     }
 
     /// Reads a key file.
@@ -119,7 +140,7 @@ mod tests {
         assert_eq!(path.metadata().expect("there").mode() & 0o7777, KEY_FILE_MODE);
         assert_eq!(ClusterKey::read_file(&path).expect("read"), key);
         let again = key.create_file(&path).expect_err("it is there").to_string();
-        assert!(again.contains("exists"), "{again}");
+        assert!(again.contains("choose another name"), "{again}");
         for mode in [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o666] {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("changed");
             let error = ClusterKey::read_file(&path).expect_err("others reach it").to_string();
@@ -127,8 +148,11 @@ mod tests {
         }
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o400)).expect("changed");
         ClusterKey::read_file(&path).expect("still its owner's alone");
-        let nothing = ClusterKey::read_file(&directory.path().join("none")).expect_err("none").to_string();
-        assert!(nothing.contains("cannot read the key file"), "{nothing}");
+        let nothing = ClusterKey::read_file(&directory.path().join("none")).expect_err("none");
+        assert!(
+            nothing.is_missing() && nothing.to_string().contains("cannot read the key file"),
+            "{nothing}"
+        );
         let folder = ClusterKey::read_file(directory.path()).expect_err("a directory").to_string();
         assert!(folder.contains("no regular file"), "{folder}");
     }
@@ -139,7 +163,8 @@ mod tests {
         let path = directory.path().join("key");
         std::fs::write(&path, "nonsense").expect("written");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("changed");
-        let error = ClusterKey::read_file(&path).expect_err("no key").to_string();
-        assert!(error.contains("cuttlefsd key new"), "{error}");
+        let error = ClusterKey::read_file(&path).expect_err("no key");
+        assert!(error.is_no_key() && !error.is_missing(), "{error}");
+        assert!(error.to_string().contains("holds no cluster key"), "{error}");
     }
 }

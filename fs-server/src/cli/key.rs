@@ -1,6 +1,6 @@
 //! `cuttlefsd key` makes keys and shows their names; and the choice of the keys with which a server serves.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::{Args, Subcommand};
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::Endpoint;
@@ -68,7 +68,7 @@ pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
             );
         }
         KeyCommand::Show { file } => {
-            let key = ClusterKey::read_file(file)?;
+            let key = read_key(file)?;
             cuttlefs_common::say!("{} {}", key.name(), key.fingerprint());
         }
     }
@@ -99,7 +99,7 @@ pub(super) fn tcp_security(
     let keys = if given.is_empty() {
         vec![pool_key(pool)?]
     } else {
-        given.iter().map(|file| ClusterKey::read_file(file)).collect::<Result<_, _>>()?
+        given.iter().map(|file| read_key(file)).collect::<Result<_, _>>()?
     };
     for key in &keys {
         tracing::info!(name = key.name(), fingerprint = key.fingerprint(), "tcp:// takes this key");
@@ -114,7 +114,16 @@ fn pool_key(pool: &Path) -> anyhow::Result<ClusterKey> {
         ClusterKey::generate(POOL_KEY_NAME, &SystemRandom)?.create_file(&file)?;
         tracing::info!(file = %file.display(), "made a key for tcp://; clients mount with it: --key FILE");
     }
-    Ok(ClusterKey::read_file(&file)?)
+    read_key(&file)
+}
+
+fn read_key(file: &Path) -> anyhow::Result<ClusterKey> {
+    ClusterKey::read_file(file).map_err(|error| match error {
+        error if error.is_missing() || error.is_no_key() => {
+            anyhow!("{error}; make it with `cuttlefsd key new FILE`")
+        }
+        error => error.into(),
+    })
 }
 
 #[cfg(test)]
@@ -146,6 +155,7 @@ mod tests {
         assert!(matches!(tcp_security(pool.path(), &tcp(), &[], true), Ok(TcpSecurity::Insecure)));
         let missing = tcp_security(pool.path(), &tcp(), &["none".into()], false).expect_err("no such key");
         assert!(missing.to_string().contains("none"), "{missing}");
+        assert!(missing.to_string().contains("make it with `cuttlefsd key new"), "{missing}");
     }
 
     #[test]

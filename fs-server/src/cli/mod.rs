@@ -24,11 +24,11 @@ const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 #[command(after_help = "Examples:
   cuttlefsd format --pool /srv/cuttle --size 64G
   cuttlefsd format --pool /srv/cuttle --data /dev/nvme1n1 --data /dev/nvme2n1
-  cuttlefsd serve --pool /srv/cuttle --memory 8G --listen shm:///run/cuttlefs/a.sock
+  cuttlefsd serve --pool /srv/cuttle --memory 8G --listen shm:///run/cuttlefsd/a.sock
   cuttlefsd fsck --pool /srv/cuttle --repair
 
 Environment:
-  CUTTLEFS_LOG   what is logged, such as info (default), debug or cuttlefs_server::tier=debug")]
+  CUTTLEFS_LOG   what is logged, such as info (default), debug or cuttlefs_server::pages=debug")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -34,7 +34,7 @@ const MOST_WORKERS: usize = 64;
 #[derive(Args)]
 #[command(after_help = "Examples:
   cuttlefsd serve --pool /srv/cuttle --memory 8G --listen tcp://0.0.0.0:7950
-  cuttlefsd serve --pool /srv/cuttle --listen shm:///run/cuttlefs/a.sock --listen tcp://127.0.0.1
+  cuttlefsd serve --pool /srv/cuttle --listen shm:///run/cuttlefsd/a.sock --listen tcp://127.0.0.1
   cuttlefsd serve --pool /srv/cuttle          with memory, listen and keys of its cuttlefs.toml
 
 It runs in the foreground, logs to standard error, and stops at SIGTERM or Ctrl-C when everything is
@@ -44,7 +44,7 @@ pub(super) struct ServeArgs {
     /// Directory of the pool
     #[arg(long, value_name = "DIR")]
     pool: PathBuf,
-    /// DRAM for file pages, never exceeded [default: `memory` of cuttlefs.toml, 1G]
+    /// DRAM for file pages, never exceeded (other memory: docs/operations.md) [default: `memory` of cuttlefs.toml, 1G]
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
     /// Where to listen: tcp://HOST:PORT, unix:///PATH, shm:///PATH, or rdma://HOST:PORT (the address of an RNIC's interface); may be given

@@ -62,6 +62,12 @@ pub enum PoolError {
     /// The directory `meta` of a directory that is no pool is not empty.
     #[error("{0} is not empty and belongs to no pool; name an empty directory, or remove it yourself")]
     ForeignDirectory(PathBuf),
+    /// A file is where the pool's directory should be.
+    #[error("{0} is a file; a pool is a directory: name another one")]
+    NoDirectory(PathBuf),
+    /// A directory is named as a data file.
+    #[error("{} is a directory; name a file in it, such as {}", .0.display(), .0.join("data").display())]
+    DataIsDirectory(PathBuf),
     /// A data file is neither a regular file nor a block device.
     #[error("{0} is neither a file nor a block device")]
     WrongKind(PathBuf),

@@ -103,6 +103,9 @@ fn format_in_steps(
     step: &mut dyn FnMut() -> Result<(), PoolError>,
 ) -> Result<FormatReport, PoolError> {
     let dir = options.dir.as_path();
+    if dir.exists() && !dir.is_dir() {
+        return Err(PoolError::NoDirectory(dir.to_owned()));
+    }
     make_directory_durably(dir)?;
     let _lock = lock(dir)?;
     let config_path = dir.join(CONFIG_FILE);
@@ -208,6 +211,9 @@ fn look_at_data(
     let paths = if options.data.is_empty() { &default[..] } else { &options.data[..] };
     let mut candidates: Vec<Candidate> = Vec::new();
     for path in paths {
+        if path.is_dir() {
+            return Err(PoolError::DataIsDirectory(path.clone()));
+        }
         let absolute = std::path::absolute(path).map_err(at("find", path))?;
         // The directory must exist before anything is destroyed. The file need not.
         let path = match (absolute.parent(), absolute.file_name()) {

@@ -177,7 +177,13 @@ fn other_peoples_files_are_not_destroyed() {
     assert!(var.dir.join("meta/letter").exists());
     var.dir = dir.path().to_owned();
     var.data = vec![dir.path().join("var")];
+    let directory = format(&var).expect_err("a directory").to_string();
+    assert!(directory.contains("name a file in it") && directory.ends_with("var/data"), "{directory}");
+    var.data = vec!["/dev/null".into()];
     assert!(matches!(format(&var), Err(PoolError::WrongKind(_))));
+    let on_a_file = FormatOptions { dir: image.clone(), ..var };
+    let refused = format(&on_a_file).expect_err("a file").to_string();
+    assert!(refused.contains("is a file; a pool is a directory"), "{refused}");
 }
 
 #[test]
