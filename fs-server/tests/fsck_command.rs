@@ -179,7 +179,7 @@ fn copies_of_metadata_that_a_killed_fsck_left_are_removed_and_others_stay() {
     let (base, dir) = pool();
     let scratch = base.path().join("scratch");
     // No process has the first name's number: process numbers end at 4,194,304.
-    let (left, own) = ("cuttlefs-fsck-4294967", format!("cuttlefs-fsck-{}", std::process::id()));
+    let (left, own) = ("cuttlefs-fsck-4294967-x", format!("cuttlefs-fsck-{}-x", std::process::id()));
     for name in [left, &own, "cuttlefs-fsck-mine"] {
         fs::create_dir_all(scratch.join(name).join("below")).expect("made");
     }

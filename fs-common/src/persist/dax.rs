@@ -341,7 +341,8 @@ mod tests {
         drop(dax);
         let dax = device(&path).expect("opened again");
         dax.open_log(4, 1).expect("room");
-        assert_eq!((dax.known.lock()[&4].first, dax.names()), (2, vec![1, 3, 4]));
+        assert_eq!(dax.names(), [1, 3, 4]);
+        assert_eq!(dax.known.lock()[&4].first, 2);
     }
 
     #[test]

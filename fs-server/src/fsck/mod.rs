@@ -28,8 +28,10 @@ use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Clock, SystemClock};
 use std::fs;
 use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tempfile::TempDir;
 
 /// What to check, and what to do.
 #[derive(Clone, Debug)]
@@ -134,33 +136,35 @@ fn records(
     Ok(survey)
 }
 
-/// Prefix of a scratch directory's name, which ends with the number of its process.
+/// Prefix of a scratch directory's name, before the number of its process and what nobody can guess.
 const SCRATCH_PREFIX: &str = "cuttlefs-fsck-";
 
-/// Removes scratch directories of processes that were killed.
+/// Removes this user's scratch directories of processes that were killed.
 fn remove_left(base: &Path) {
+    let pid_of = |name: &str| name.strip_prefix(SCRATCH_PREFIX)?.split_once('-')?.0.parse::<u32>().ok();
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(SCRATCH_PREFIX)?.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Directories of other users cannot be removed.
+        let pid = entry.file_name().to_str().and_then(pid_of);
+        let is_left = pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
+        let is_ours =
+            || entry.metadata().is_ok_and(|found| found.uid() == rustix::process::geteuid().as_raw());
+        if is_left && is_ours() {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// A scratch directory, removed when this is dropped.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!(path = %self.0.display(), %error, "a scratch directory could not be removed");
-        }
-    }
+/// Makes a scratch directory, which is removed with the result. It has a new name and is this user's alone: other users may write to `base`, and the
+/// copy has names and contents of files.
+fn make_scratch(base: &Path) -> io::Result<TempDir> {
+    fs::create_dir_all(base)?;
+    remove_left(base);
+    tempfile::Builder::new()
+        .prefix(&format!("{SCRATCH_PREFIX}{}-", std::process::id()))
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(base)
 }
 
-type Opened = Result<(DiskStore, Option<Scratch>), StoreError>;
+type Opened = Result<(DiskStore, Option<TempDir>), StoreError>;
 
 /// Opens the store, or reports why it cannot be opened.
 fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, FsckError> {
@@ -168,15 +172,13 @@ fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, F
         (opened.meta_dir(), None)
     } else {
         let base = options.scratch.clone().unwrap_or_else(std::env::temp_dir);
-        remove_left(&base);
-        let path = base.join(format!("{SCRATCH_PREFIX}{}", std::process::id()));
-        let copied = fs::create_dir_all(&path).map(|()| Scratch(path.clone())).and_then(|scratch| {
-            check_room(&opened.meta_dir(), &path)?;
-            copy(&opened.meta_dir(), &path)?;
+        let copied = make_scratch(&base).and_then(|scratch| {
+            check_room(&opened.meta_dir(), scratch.path())?;
+            copy(&opened.meta_dir(), scratch.path())?;
             Ok(scratch)
         });
         let scratch = copied.map_err(|source| FsckError::Scratch { path: opened.meta_dir(), source })?;
-        (path, Some(scratch))
+        (scratch.path().to_owned(), Some(scratch))
     };
     let store = DiskStore::open(&path, DiskOptions::default());
     Ok(store.map(|store| (store, scratch)))
@@ -244,6 +246,21 @@ impl Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scratch_directory_is_new_and_nobody_elses() {
+        let base = tempfile::tempdir().expect("dir");
+        // What another user puts there, who knows the process.
+        let planted = base.path().join(format!("{SCRATCH_PREFIX}{}", std::process::id()));
+        fs::create_dir(&planted).expect("planted");
+        let [one, two] = [(); 2].map(|()| make_scratch(base.path()).expect("made"));
+        assert!(one.path() != two.path() && one.path() != planted);
+        let mode = fs::metadata(one.path()).expect("there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700);
+        let path = one.path().to_owned();
+        drop(one);
+        assert!(!path.exists() && two.path().exists() && planted.exists());
+    }
 
     #[test]
     fn what_cannot_be_copied_is_refused_before_a_byte_is() {
