@@ -1,8 +1,8 @@
 //! Completions that find no connection at their worker.
 //!
 //! The queue pair of a connection reports to its worker from its handshake on, and the acceptor hands the connection over a moment later. What comes
-//! in between is kept ([`Early`]) until then. Over shared receives messages can also come behind the end: those of a connection that is gone are
-//! told from those of one that is to come by its name ([`Gone`]), for a queue pair's number is not given out again.
+//! in between is kept (`Early`) until then. Over shared receives messages can also come behind the end: those of a connection that is gone are
+//! told from those of one that is to come by its name (`Gone`), for a queue pair's number is not given out again.
 
 use super::connection::RECEIVES;
 use crate::rnics::RnicIndex;
