@@ -42,3 +42,10 @@ set_features() {
     [[ ${CUTTLEFS_RDMA:-} != no && -z $(rdma_lacks) ]] || return 0
     FEATURES=(--features "cuttlefs-server/verbs,cuttlefs-client/verbs")
 }
+
+# In a new mount namespace: drops its copies of the mounts that other suites have at this moment. The kernel ends a FUSE mount with its last copy, so
+# a copy here would keep an unmounted file system, and its client, alive.
+drop_copied_mounts() {
+    local at
+    awk '/ - fuse\.cuttlefs / {print $5}' /proc/self/mountinfo | while read -r at; do umount -l "$(printf %b "$at")" 2>/dev/null; done
+}

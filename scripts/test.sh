@@ -115,14 +115,24 @@ phase() {
     # Tests that nextest repeated (.config/nextest.toml), and that then passed.
     how+=$(sed -nE 's/^ *FLAKY .*\] *(\([^)]*\) *)?(.*)/, flaky: \2/p' "$log" | sort -u | tr -d '\n')
     summary+=("$(printf '%-28s %5d passed %5d failed %5d s%s' "$name" "$phase_passed" "$phase_failed" $((SECONDS - began)) "$how")")
-    ((phase_failed == 0))
+    ((phase_failed == 0)) && return 0
+    # What failed, by name: a log may be far away when the summary is read.
+    local failures
+    mapfile -t failures < <(sed 's/\x1b\[[0-9;]*m//g' "$log" | grep -E '^ *(TRY [0-9]+ )?(FAIL|TIMEOUT|SIG[A-Z]+|error:|not ok|test .* FAILED)' |
+        sed -E 's/^ *//; s/\[ *[0-9.]+s\] *//' | sort -u | cut -c 1-200 | head -n 12)
+    summary+=("${failures[@]/#/        }")
+    return 1
 }
+
+# Suites and tests that ask about contents, crashes and models: a byte that is wrong once is wrong. Any other job that fails is run once more at the
+# end, when nothing else runs: suites have deadlines, and a machine shared with others can stand still for longer. The summary names such a job `flaky`.
+lasting=" checks release-build doc-tests model-check cargo-tests crash-points fsx fio-verify race-writers twomounts kill kill-ack applications-kill soak "
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
 # boots virtual machines. The longest come first: three run at a time.
 all_suites="
 realwork    720 full
-rdma        1300 full vm
+rdma        1800 full vm
 attack      480 quick once
 crash-points 600 quick once
 pjdfstest   600 quick
@@ -155,7 +165,7 @@ set_features
 
 # lane N: takes jobs until there are none, in a directory of its own. What came of them is left in $logs/lane-N.
 lane() {
-    local job name limit_s command
+    local job name limit_s command passed_before failed_before lines_before
     trap '[[ -n $child ]] && kill -TERM "$child" 2>/dev/null; exit 143' TERM
     scratch=$scratch/$1
     mkdir -p -m 755 "$scratch"
@@ -163,8 +173,15 @@ lane() {
     passed=0 failed=0 skipped=0 summary=()
     while job=$(flock "$scratch/.." sed -i -e '1{w /dev/stdout' -e 'd}' "$scratch/../next") && [[ -n $job ]]; do
         read -r name limit_s command <<<"$job"
+        passed_before=$passed failed_before=$failed lines_before=${#summary[@]}
         # shellcheck disable=SC2086
-        phase "$name" "$limit_s" $command
+        if ! phase "$name" "$limit_s" $command && [[ $lasting != *" ${name%-*} "* && $lasting != *" $name "* ]]; then
+            passed=$passed_before failed=$failed_before
+            printf '%s\n' "${summary[@]:lines_before}" >"$logs/$name.first-summary"
+            summary=("${summary[@]:0:lines_before}")
+            mv "$logs/$name.log" "$logs/$name.first.log" 2>/dev/null
+            echo "$job" >>"$scratch/../again"
+        fi
         sweep
     done
     printf '%s\n' "$passed $failed $skipped" "${summary[@]}" >"$logs/lane-$1"
@@ -191,6 +208,17 @@ side_by_side() {
         summary+=("${lane_summary[@]}")
     done
     lanes=()
+    local job name limit_s command again
+    mapfile -t again < <(cat "$scratch/again" 2>/dev/null)
+    rm -f "$scratch/again"
+    for job in "${again[@]}"; do
+        read -r name limit_s command <<<"$job"
+        # shellcheck disable=SC2086
+        phase "$name" "$limit_s" $command
+        mapfile -t lane_summary <"$logs/$name.first-summary"
+        summary+=("    first run (flaky if the second one passed):" "${lane_summary[@]/#/    }")
+        sweep
+    done
 }
 
 flags="--locked --color never"

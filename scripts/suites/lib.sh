@@ -20,11 +20,11 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 
 # Longest time until a server or mount answers, before the suite gives up.
-START_TIMEOUT_S=30
+START_TIMEOUT_S=60
 # Longest time that a process may take to end, before it is killed.
-STOP_TIMEOUT_S=20
+STOP_TIMEOUT_S=60
 # Longest time that the server may take to tell its status.
-STATUS_TIMEOUT_S=5
+STATUS_TIMEOUT_S=15
 # Lines of each log shown after a failure.
 readonly LOG_TAIL_LINES=40
 

@@ -9,6 +9,7 @@ need_command pjdfstest
 if [[ -z ${CUTTLEFS_SUITE_NAMESPACE:-} ]] && ! on_directory; then
     CUTTLEFS_SUITE_NAMESPACE=1 exec unshare --mount --propagation private -- "$0" "$@"
 fi
+on_directory || drop_copied_mounts
 on_directory || mount --bind "$CUTTLEFS_BIN" /usr/local/sbin || die "cannot bind $CUTTLEFS_BIN to /usr/local/sbin"
 suite_begin pjdfstest "${1:-shm}"
 shift $(($# ? 1 : 0))

@@ -18,8 +18,10 @@ build_in_tree() {
     mkdir -p "$tree/dev" "$tree/proc" "$tree/work"
     local namespace=(--mount --propagation private)
     [[ $(id -u) == 0 ]] || namespace+=(--map-root-user)
+    export -f drop_copied_mounts
     # shellcheck disable=SC2016
     unshare "${namespace[@]}" bash -c '
+        drop_copied_mounts
         mount --rbind /dev "$1/dev" && mount --rbind /proc "$1/proc" && mount --bind "$2" "$1/work" || exit 1
         exec chroot "$1" /usr/bin/env -i PATH=/usr/bin:/usr/sbin LC_ALL=C make -s -C /work "${@:3}"
     ' bash "$tree" "$folder" "KDIR=/usr/src/linux-headers-$version" "${flags[@]}"
