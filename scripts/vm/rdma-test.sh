@@ -34,7 +34,7 @@ if [[ -n $with_mount ]]; then
     binaries+=(mount)
 fi
 # A failure in the guest is a failure, whatever its exit status.
-CUTTLEFS_RDMA_ADDRESS=10.9.0.1 "$ROOT/scripts/vm/run.sh" -r -t "${CUTTLEFS_VM_LIMIT_S:-1140}" -- bash "$ROOT/scripts/vm/rdma-guest.sh" "${binaries[@]}"
+CUTTLEFS_RDMA_ADDRESS=10.9.0.1 "$ROOT/scripts/vm/run.sh" -r -t "${CUTTLEFS_VM_LIMIT_S:-1740}" -- bash "$ROOT/scripts/vm/rdma-guest.sh" "${binaries[@]}"
 status=$?
 ((status == 0)) && exit 0
 ((status == 1)) || echo "0 passed, 1 failed"
