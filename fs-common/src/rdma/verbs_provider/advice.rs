@@ -99,7 +99,7 @@ impl Facts {
                 "nobody has that address: `ping ADDRESS` says whether the machine is there".to_owned()
             }
             (Task::Connect, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset, _) => {
-                "no server listens there; start it with `--listen rdma://...` at this address and port".to_owned()
+                "no server listens at that address and port".to_owned()
             }
             (Task::Connect, ErrorKind::TimedOut, _) => {
                 NO_ANSWER.to_owned()
@@ -254,7 +254,7 @@ mod tests {
         let open = Facts::below(root.path());
         assert!(open.has_device && open.has_drivers && open.file.is_none());
         assert_eq!(open.pinned, 64 << 20);
-        fs::set_permissions(&verbs, fs::Permissions::from_mode(0)).expect("mode");
+        fs::set_permissions(&verbs, fs::Permissions::from_mode(0o000)).expect("mode");
         // Root may open it all the same.
         if let Some((file, why)) = Facts::below(root.path()).file {
             assert_eq!((file, why), ("/dev/infiniband/uverbs0".into(), ErrorKind::PermissionDenied));
