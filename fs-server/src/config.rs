@@ -69,6 +69,8 @@ pub struct ServerConfig {
     pub lease_ms: u64,
     /// When an operation is durable.
     pub durability: Durability,
+    /// Whether every client may read this server's memory by itself, and with it every file.
+    pub trust_clients: bool,
 }
 
 /// When an operation is durable.
@@ -120,6 +122,7 @@ impl Default for ServerConfig {
             keys: Vec::new(),
             lease_ms: 20_000,
             durability: Durability::Fsync,
+            trust_clients: false,
         }
     }
 }
@@ -329,6 +332,8 @@ impl Config {
              # fsync: data and names are durable when fsync, fdatasync or O_SYNC says so;\n\
              # ack: every change is durable when it is answered\n\
              durability = \"{durability}\"\n\
+             # true: RNICs of clients read this server's memory; every client can then read every file (docs/security.md)\n\
+             trust_clients = {trust_clients}\n\
              \n\
              # To whom, and with which rights: the first [[export]] that is for a client counts, and who finds none is refused.\n",
             uuid = quoted(&self.pool.uuid.to_string()),
@@ -339,6 +344,7 @@ impl Config {
             keys = list(keys),
             lease_ms = self.server.lease_ms,
             durability = self.server.durability,
+            trust_clients = self.server.trust_clients,
         );
         for export in &self.export {
             let peers = export.peers.iter().map(|peer| quoted(&peer.to_string())).collect();
@@ -450,6 +456,7 @@ mod tests {
         odd.pool.size = (1 << 30) + 4096;
         odd.pool.data = vec!["/dev/disk \"1\"\\x".into(), "bücher\n".into()];
         odd.server.listen = vec!["tcp://127.0.0.1:7950".parse().expect("an endpoint")];
+        odd.server.trust_clients = true;
         odd.server.keys = vec!["/etc/cuttlefs/\"a\"".into(), "b".into()];
         let first = ExportConfig {
             peers: vec![PeerPattern::User(5), PeerPattern::Addresses([10, 0, 0, 0].into(), 8)],

@@ -90,6 +90,8 @@ pub struct About {
     pub sampling: Sampling,
     /// Whether a request's changes are durable before its answer is sent.
     pub durable_answers: bool,
+    /// Whether every client may read the frames and tables by itself.
+    pub trust_clients: bool,
 }
 
 /// The requester of an operation, and the notes of its changes.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs in the guest: a server and two mounts over rdma_rxe, as a user runs them, and a third mount over another link. Files are written through one
-# mount and compared through the others, also after the server is killed and while packets are lost.
+# mount and compared through the others, also after the server is killed. (Packets are lost in rdma-faults.sh: rdma_rxe sends none between addresses
+# of one device.)
 # usage: run.sh -r -- rdma-mount.sh FOLDER [ENDPOINT]
 #   FOLDER has cuttlefsd and cuttlefs, built with the feature `verbs`. Another endpoint, such as tcp://127.0.0.1:7950, is for comparisons.
 set -uo pipefail
@@ -140,7 +141,7 @@ by_a_named_gid() {
     timeout 30 umount "$work/four" || return 1
     # A device that does not exist is reported.
     "$programs/cuttlefs" status "rdma://10.9.0.2:7952?device=rxe7" --key "$work/pool/key" >"$work/refused" 2>&1 && return 1
-    grep 'no port 1 of an RDMA device rxe7' "$work/refused"
+    grep 'there is no RDMA device rxe7 here; there are rxe0' "$work/refused"
 }
 if [[ $endpoint == rdma://* ]]; then
     check "both sides' devices are told" hardware_is_told
@@ -154,29 +155,6 @@ again_after_a_kill() {
     serve && echo more >>"$work/one/tree/types.h" && echo more >>"$work/tree/types.h" && diff -r "$work/tree" "$work/two/tree"
 }
 check "the server is killed and started again: mounts go on" again_after_a_kill
-# Packets between addresses of one machine go through lo. To take the interface down instead would leave rdma_rxe's connection manager in an error for
-# good (6.12: its queue pair 1), so that nobody could connect any more.
-lossy() {
-    local percent=$1
-    shift
-    modprobe sch_netem && tc qdisc add dev lo root netem loss "$percent%" || return 1
-    "$@"
-    local result=$?
-    tc qdisc del dev lo root
-    return $result
-}
-some_get_lost() {
-    lossy 1 timeout 100 cp -r "$work/tree" "$work/one/copy" && diff -r "$work/tree" "$work/two/copy"
-}
-all_get_lost() {
-    lossy 100 sleep 20
-    echo 3 >/proc/sys/vm/drop_caches
-    timeout 100 cmp "$work/large" "$work/one/large" && timeout 100 cmp "$work/large" "$work/two/large"
-}
-if [[ $endpoint == rdma://* ]]; then
-    check "one packet in a hundred is lost: files are whole" some_get_lost
-    check "all are lost for 20 s: mounts go on" all_get_lost
-fi
 if ((failed)); then
     for log in server client; do
         echo "---- $log"
@@ -191,7 +169,8 @@ stop() {
 }
 check "all ends" stop
 check "the pool is sound" "$programs/cuttlefsd" fsck --pool "$work/pool"
-# This is the last check, since rdma_rxe's connection manager may never answer again (above): a client that connects then is told so at its deadline.
+# This is the last check: rdma_rxe's connection manager may never answer again once its interface went down (6.12: its queue pair 1). A client that
+# connects then is told so at its deadline.
 no_answer_is_said() {
     serve && mount_at "$work/five" || return 1
     dd if=/dev/zero of="$work/five/during" bs=64k count=300 status=none &

@@ -65,8 +65,8 @@ fi
     printf '%q ' "$@"
     echo
 } >"$out/job"
-# Line by line, to show the progress of a long run.
-exec {console}> >(sed -u 's/\r$//')
+# Line by line, to show the progress of a long run; without the kernel's last words, which it says at any end.
+exec {console}> >(sed -u -e 's/\r$//' -e '/^\[ *[0-9.]*\] reboot: Power down$/d')
 console_pid=$!
 # 9p has no socket files and no room to write: commands write to /tmp.
 # no_timer_check: on a busy machine the kernel finds that its timer does not tick, and gives up.

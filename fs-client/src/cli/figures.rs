@@ -69,6 +69,9 @@ pub(super) struct MountCondition {
     /// Why the connection for heartbeats cannot be made, though the server is not away.
     #[serde(skip_serializing_if = "Option::is_none")]
     unheard_because: Option<String>,
+    /// The server's, as it last told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_seconds: Option<u64>,
     unsynced_files: u64,
     unsynced_bytes: u64,
     /// Whether a requested sync is under way.
@@ -79,13 +82,14 @@ impl MountCondition {
     fn of(last_sync: &LastSync) -> Self {
         // Read before the changes: if the sync does not run any more, the changes that it has made durable are not among them.
         let syncing = last_sync.runs();
-        let Condition { away, unheard, unsynced } = last_sync.condition();
+        let Condition { away, unheard, lease, unsynced } = last_sync.condition();
         Self {
             server_is_away: away.is_some(),
             server_away_seconds: away.as_ref().map_or(0, |away| away.time.as_secs()),
             server_away_because: away.map(|away| away.because),
             unheard_seconds: unheard.as_ref().map_or(0, |unheard| unheard.time.as_secs()),
             unheard_because: unheard.map(|unheard| unheard.because),
+            lease_seconds: lease.map(|lease| lease.as_secs()),
             unsynced_files: unsynced.files,
             unsynced_bytes: unsynced.bytes,
             syncing,

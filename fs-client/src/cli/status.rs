@@ -75,6 +75,8 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
             status.insert("server_error".to_owned(), json!(explain(error.as_ref())));
         }
     }
+    // What the status of a mount tells is not told again behind it, with all its advice.
+    let answer = if asked.mountpoint.is_some() { answer.map_err(|error| in_short(&error)) } else { answer };
     // If the mount's process has died, that is the error, whatever the server answers.
     let answer = match (death, &state) {
         (Some(death), _) => Err(death),
@@ -89,6 +91,12 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
         print_status(&asked.server, status, args)?;
     }
     answer.map(|_| ())
+}
+
+/// An error that the status shows already, without its advice.
+fn in_short(error: &anyhow::Error) -> anyhow::Error {
+    let text = explain(error.as_ref());
+    anyhow!("{}", text.split_once("; ").map_or(text.as_str(), |(what, _)| what))
 }
 
 fn died(state: &RunState) -> anyhow::Result<anyhow::Error> {
@@ -207,6 +215,12 @@ mod tests {
         for line in ["version: 0.1\n", "pool:\n  free pages: 3\n", "sessions:\n  0:\n    id: a\n"] {
             assert!(out.contains(line), "{out}");
         }
+    }
+
+    #[test]
+    fn an_error_in_short_has_no_advice() {
+        assert_eq!(in_short(&anyhow!("no answer; look there; call")).to_string(), "no answer");
+        assert_eq!(in_short(&anyhow!("refused")).to_string(), "refused");
     }
 
     #[test]

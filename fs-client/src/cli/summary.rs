@@ -9,6 +9,8 @@ use serde_json::Value;
 
 /// The width of the first column.
 const LABEL_LEN: usize = 12;
+/// What stands between the parts of a message: what is the matter, and what to do.
+const PARTS: &str = "; ";
 /// The most clients that are named.
 const NAMED_CLIENTS: usize = 8;
 /// A pool is nearly full if less than one part of this many is free.
@@ -20,6 +22,7 @@ pub(super) fn summary(status: &Value) -> String {
         ("version", version(status)),
         ("links", links(status)),
         ("RNIC", server_rnics(status)),
+        ("trust", trust(status)),
         ("durability", text(status, "/durability").map(ToOwned::to_owned)),
         ("durable RPC", durable_rpc(status)),
         ("space", space(status)),
@@ -30,7 +33,7 @@ pub(super) fn summary(status: &Value) -> String {
         ("its RNIC", status.pointer("/mount/hardware").and_then(hardware)),
         ("unsynced", unsynced(status)),
     ];
-    let problems = problems(status);
+    let problems = told_once(problems(status));
     let first = if problems.is_empty() { "none known" } else { &problems[0] };
     let more = problems.iter().skip(1).map(|problem| ("", problem.as_str()));
     let lines = lines.iter().filter_map(|(label, line)| Some((*label, line.as_deref()?)));
@@ -92,6 +95,12 @@ fn links_of(rnic: &Value) -> Option<String> {
     let security = network.zip(text(rnic, "/network_security"));
     let security = security.map_or_else(String::new, |(scheme, kind)| format!(" ({scheme}: {kind})"));
     Some(format!("{}{security}", links.join(" ")))
+}
+
+/// What a server says that trusts its clients.
+fn trust(status: &Value) -> Option<String> {
+    let trusts = is(status, "/trust_clients");
+    trusts.then(|| "every client may read every file (trust_clients; docs/security.md)".to_owned())
 }
 
 /// The server's RNICs that are hardware.
@@ -188,22 +197,54 @@ fn unsynced(status: &Value) -> Option<String> {
     })
 }
 
+/// The lease, if it ended in a silence of so many seconds.
+fn lease_before(status: &Value, silence_seconds: u64) -> Option<u64> {
+    number(status, "/mount/lease_seconds").filter(|lease| silence_seconds > *lease)
+}
+
+/// The parts of a problem that no problem before it has told: errors of one cause end with the same advice.
+fn told_once(problems: Vec<String>) -> Vec<String> {
+    let mut told: Vec<String> = Vec::new();
+    for problem in problems {
+        let is_new = |part: &&str| !told.iter().any(|before| before.split(PARTS).any(|known| known == *part));
+        let (first, rest) = problem.split_once(PARTS).map_or((problem.as_str(), ""), |parts| parts);
+        let rest: Vec<_> = rest.split(PARTS).filter(|part| !part.is_empty()).filter(is_new).collect();
+        let parts: Vec<_> = std::iter::once(first).chain(rest).collect();
+        let text = parts.join(PARTS);
+        told.push(text);
+    }
+    told
+}
+
 /// The problems that somebody should look after.
 fn problems(status: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     if is(status, "/mount/server_is_away") {
         let because = text(status, "/mount/server_away_because").unwrap_or("it does not answer");
         let since = number(status, "/mount/server_away_seconds").unwrap_or(0);
-        problems.push(format!("the server has been away for {}: {because}", time(since)));
+        let lost = lease_before(status, since).map_or_else(String::new, |lease| {
+            format!(
+                "; if it was not down itself, this mount's locks have ended with the lease of {}",
+                time(lease)
+            )
+        });
+        problems.push(format!("the server has been away for {}{lost}: {because}", time(since)));
     } else if let Some(error) = text(status, "/server_error") {
         problems.push(format!("the server does not answer: {error}"));
     }
     if let Some(because) = text(status, "/mount/unheard_because") {
         let since = number(status, "/mount/unheard_seconds").unwrap_or(0);
-        problems.push(format!(
-            "the mount has sent no heartbeats for {}, and its locks end when it is not used for a lease: {because}",
-            time(since)
-        ));
+        let locks = match (lease_before(status, since), number(status, "/mount/lease_seconds")) {
+            (Some(lease), _) => format!(
+                "longer than the lease of {}: its locks have ended, unless programs used it all the time",
+                time(lease)
+            ),
+            (None, Some(lease)) => {
+                format!("and its locks end when it is not used for the lease of {}", time(lease))
+            }
+            (None, None) => "and its locks end when it is not used for a lease".to_owned(),
+        };
+        problems.push(format!("the mount has sent no heartbeats for {}, {locks}: {because}", time(since)));
     }
     let servers = status.pointer("/rnics").and_then(Value::as_array).into_iter().flatten();
     let servers = servers.filter_map(|rnic| Some(("the server", rnic.pointer("/hardware")?)));
@@ -217,7 +258,7 @@ fn problems(status: &Value) -> Vec<String> {
         if let Some((ending, _)) = ending.filter(|(ending, bound)| ending >= bound) {
             problems.push(format!(
                 "the kernel does not let go of {ending} connections of {whose} by {device} that are over: its connection manager hangs; take the RDMA \
-                 device away and add it again"
+                 device away and add it again (`rdma link`), or load its driver again"
             ));
         }
     }
@@ -330,6 +371,22 @@ problems    none known
                 "no heartbeats for 7 s, and its locks end when it is not used for a lease: no answer",
             ),
             (
+                json!({"mount": {"unheard_because": "no answer", "unheard_seconds": 20, "lease_seconds": 20}}),
+                "no heartbeats for 20 s, and its locks end when it is not used for the lease of 20 s: no answer",
+            ),
+            (
+                json!({"mount": {"unheard_because": "no answer", "unheard_seconds": 21, "lease_seconds": 20}}),
+                "for 21 s, longer than the lease of 20 s: its locks have ended, unless programs used it all the time: no answer",
+            ),
+            (
+                json!({"mount": {"server_is_away": true, "server_away_because": "gone", "server_away_seconds": 21, "lease_seconds": 20}}),
+                "away for 21 s; if it was not down itself, this mount's locks have ended with the lease of 20 s: gone",
+            ),
+            (
+                json!({"trust_clients": true, "pages": {"rotten": 1}}),
+                "trust       every client may read every file",
+            ),
+            (
                 json!({"mount": {"server_is_away": true, "unsynced_files": 1, "unsynced_bytes": 5}}),
                 "5 unsynced bytes in 1 file that are lost if this mount ends",
             ),
@@ -363,6 +420,13 @@ problems    none known
         }
         let gone = json!({"server_error": "no answer", "mount": {"server_is_away": true, "server_away_because": "gone"}});
         assert!(!summary(&gone).contains("no answer"), "the server's failure is told once");
+        let advice = "connect: no answer; take the device away; call somebody";
+        let twice = summary(&json!({"server_error": advice, "mount": {"unheard_because": advice}}));
+        assert_eq!(
+            (twice.matches("no answer").count(), twice.matches("call somebody").count()),
+            (2, 1),
+            "{twice}"
+        );
         let unsynced = json!({"mount": {"unsynced_files": 1, "unsynced_bytes": 5}});
         assert!(summary(&unsynced).contains("in 1 file; only this mount has them"));
         let two = summary(&json!({"pages": {"rotten": 1, "read_errors": 2}}));

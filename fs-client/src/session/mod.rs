@@ -54,6 +54,8 @@ pub struct Condition {
     pub away: Option<Away>,
     /// The server answers, and the connection for heartbeats cannot be made.
     pub unheard: Option<Away>,
+    /// How long the server lets this mount be silent; `None`: no server has said so yet.
+    pub lease: Option<Duration>,
     /// What would be lost if the mount ended while the server is away.
     pub unsynced: UnsyncedChanges,
 }
@@ -193,7 +195,14 @@ impl Session {
 
     /// Whether the server is away, and the changes that would be lost.
     pub(crate) fn condition(&self) -> Condition {
-        Condition { away: self.link.away(), unheard: self.link.unheard(), unsynced: self.unsynced.changes() }
+        let lease =
+            self.attachment().map(|attachment| Duration::from_millis(attachment.attached.lease_ms.into()));
+        Condition {
+            away: self.link.away(),
+            unheard: self.link.unheard(),
+            lease,
+            unsynced: self.unsynced.changes(),
+        }
     }
 
     /// The figures of the RNIC, if it is hardware, for status.

@@ -8,6 +8,7 @@
 //! Nothing above this module knows which provider it talks to; the differences are in `Capabilities`.
 
 mod hardware;
+mod look_up;
 mod memory_window;
 mod open;
 mod peer;

@@ -4,6 +4,7 @@ mod format;
 mod fsck;
 mod key;
 mod machine_memory;
+mod pinned_memory;
 mod serve;
 
 use clap::{Parser, Subcommand};

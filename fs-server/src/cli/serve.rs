@@ -1,6 +1,7 @@
 //! `cuttlefsd serve`: opens a pool, serves it, stops cleanly on SIGTERM or SIGINT.
 
 use super::machine_memory::MachineMemory;
+use super::pinned_memory::PinnedMemory;
 use crate::config::{CONFIG_FILE, Durability, ExportConfig, LEAST_MEMORY_BYTES};
 use crate::meta::{DiskOptions, DiskStore, Meta};
 use crate::pages::policy::{PolicyName, RegionPolicy, Technique};
@@ -38,7 +39,7 @@ const MOST_WORKERS: usize = 64;
   cuttlefsd serve --pool /srv/cuttle          with memory, listen and keys of its cuttlefs.toml
 
 It runs in the foreground, logs to standard error, and stops at SIGTERM or Ctrl-C when everything is
-written back. The port of tcp:// is 7950 if none is written. Clients mount with:
+written back. The port of tcp:// and rdma:// is 7950 if none is written. Clients mount with:
   cuttlefs mount tcp://HOST:7950 DIR --key FILE")]
 pub(super) struct ServeArgs {
     /// Directory of the pool
@@ -52,7 +53,7 @@ pub(super) struct ServeArgs {
     /// [default: `listen` of cuttlefs.toml]
     #[arg(long, value_name = "ENDPOINT")]
     listen: Vec<Endpoint>,
-    /// Worker threads for RPCs of one client; there are as many again for others [default: one for two cores, at most 8]
+    /// Worker threads that serve one client. Twice as many run, so that there are some for others [default: one for two cores, at most 8]
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
     /// How file regions are served: term, or one of what it is compared with (pin, odp, rpc, rpc-buffer, rpc-direct)
@@ -94,7 +95,7 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     insecure: bool,
     /// Let every client over rdma:// read this server's memory, so that reads cost it no CPU: whoever may connect can then read every
-    /// file, whatever its mode and his export. Without it reads over rdma:// are RPCs
+    /// file, whatever its mode and his export. Without it reads over rdma:// are RPCs [default: `trust_clients` of cuttlefs.toml]
     #[arg(long)]
     trust_clients: bool,
     /// Stop when standard input ends: for a program that starts a server and may be killed, which closes its pipe
@@ -150,7 +151,14 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));
     ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
     // One peer uses half of the workers (`placement`).
-    let workers = 2 * workers;
+    let worker_threads = 2 * workers;
+    let trust_clients = args.trust_clients || config.server.trust_clients;
+    if trust_clients {
+        tracing::warn!(
+            "clients are trusted (--trust-clients, or trust_clients in {CONFIG_FILE}): whoever may connect can read every file, whatever its mode and \
+             export (docs/security.md)"
+        );
+    }
     let mut policy = RegionPolicy::with(args.region, &args.with)?;
     if args.odp_hardware {
         policy = policy.with_hardware_times()?;
@@ -169,17 +177,17 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         opened.meta_dir().display()
     );
     let durability = args.durability.unwrap_or(config.server.durability);
-    let parts = Parts {
-        meta,
-        data: opened.data_files().clone(),
-        devices: open_to_listen(&listen, SoftOptions { tcp, ..SoftOptions::default() })?,
-        clock,
-        random: Arc::new(SystemRandom),
-    };
+    let devices = open_to_listen(&listen, SoftOptions { tcp, ..SoftOptions::default() })?;
+    let pinned = PinnedMemory { memory, pool_pages: opened.pages(), worker_threads, trust_clients };
+    if let Some(warning) = pinned.beyond(&devices) {
+        tracing::warn!("{warning}");
+    }
+    let parts =
+        Parts { meta, data: opened.data_files().clone(), devices, clock, random: Arc::new(SystemRandom) };
     let options = ServeOptions {
         memory_bytes: memory,
         listen,
-        workers,
+        workers: worker_threads,
         lease: Duration::from_millis(config.server.lease_ms),
         exports: config.export.iter().map(ExportConfig::rule).collect(),
         policy,
@@ -191,7 +199,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         },
         sum_cache_bytes: usize::try_from(args.checksum_cache.0).context("--checksum-cache is too large")?,
         durable_answers: durability == Durability::Ack,
-        trust_clients: args.trust_clients,
+        trust_clients,
     };
     let running = RunningServer::start(parts, options)?;
     for endpoint in running.endpoints() {
@@ -204,6 +212,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         region = %policy,
         %durability,
         workers,
+        worker_threads,
         "serving"
     );
     match signals.forever().next() {

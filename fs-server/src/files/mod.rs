@@ -87,7 +87,7 @@ use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{RegionOwner, WindowId};
-use cuttlefs_common::region::FileTable;
+use cuttlefs_common::region::{FILE_SLOT_LEN, FileTable};
 use cuttlefs_common::rpc::{Layout, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
@@ -103,6 +103,11 @@ use write_back::DirtyFiles;
 
 /// Default number of slots of the file table: 4 MiB of shared memory.
 const DEFAULT_FILE_SLOTS: u32 = 65_536;
+
+/// The length of the file table of a server.
+pub(crate) const fn file_table_bytes() -> u64 {
+    DEFAULT_FILE_SLOTS as u64 * FILE_SLOT_LEN as u64
+}
 /// A peer gets no more slots while it has more open files than one in this number of the slots.
 const SLOT_SHARE: usize = 4;
 

@@ -1,5 +1,8 @@
 //! RPC: decode, admit, call, reply. One task for each request, on its connection's worker.
 
+use crate::rnics::RECEIVES_OF_WORKER;
+use cuttlefs_common::rpc::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
+
 /// Checks of requests before they are run.
 pub(crate) mod admit;
 /// Registered memory for file bytes under way.
@@ -26,3 +29,7 @@ pub(crate) mod transfer;
 pub(crate) mod turns;
 /// One worker's state.
 pub(crate) mod worker;
+
+/// The memory that a worker thread registers with each RNIC that has shared receives.
+pub(crate) const WORKER_REGISTERED_BYTES: u64 = (bounce::BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize
+    + RECEIVES_OF_WORKER * MAX_MESSAGE_BYTES as usize) as u64;

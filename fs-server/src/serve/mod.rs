@@ -422,6 +422,7 @@ fn build(
             workers,
             sampling: options.sampling,
             durable_answers: options.durable_answers,
+            trust_clients: options.trust_clients,
         },
         rnics,
         clock,

@@ -25,13 +25,13 @@ mod cq;
 mod credentials;
 mod fds;
 mod listen;
-mod look_up;
 mod queue;
 mod region;
 pub mod shm;
 pub mod tcp;
 mod unheard;
 
+use super::look_up::look_up;
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
@@ -44,7 +44,6 @@ use crate::rdma::verbs::{
 };
 use cq::SoftCq;
 use listen::{SoftListener, post_first};
-use look_up::look_up;
 use parking_lot::{Mutex, RwLock};
 use queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_QUEUE_DEPTH, MAX_TRANSFER_BYTES, QpParts, SoftQp};
 use region::Registry;

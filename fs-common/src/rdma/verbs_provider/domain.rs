@@ -1,5 +1,6 @@
 //! Protection domains over libibverbs: registering memory, connecting, listening.
 
+use super::advice::{self, Task};
 use super::cm::Events;
 use super::cq::VerbsCq;
 use super::hello::{Answer, Ask, Refusal};
@@ -18,6 +19,7 @@ use crate::rdma::verbs::{
     Access, CompletionQueue, ConnectOptions, Connected, FlushReach, Listener, MemoryRegion, ProtectionDomain,
     QpConfig, QueuePair, RdmaError, WindowId,
 };
+use crate::size::ByteSize;
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -83,7 +85,7 @@ impl VerbsPd {
         let queues = [self.queue(config.send_cq)?, self.queue(config.recv_cq)?];
         let wanted = Capacities { send_depth: config.send_depth, recv_depth, max_inline: config.max_inline };
         let failed =
-            |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
+            |source| advice::failed(Task::Make, "make a queue pair for", endpoint.to_owned(), source);
         // One place more, for the check of the peer, which takes none of the user's.
         let raw_wanted = Capacities { send_depth: wanted.send_depth + 1, ..wanted };
         let promises = [
@@ -125,7 +127,8 @@ impl VerbsPd {
         options: &ConnectOptions,
         deadline: Instant,
     ) -> Result<Arc<VerbsQp>, NotConnected> {
-        let failed = |action| move |source| RdmaError::Io { action, endpoint: endpoint.to_string(), source };
+        let failed =
+            |action| move |source| advice::failed(Task::Connect, action, endpoint.to_string(), source);
         self.device.few_ending(deadline).map_err(failed("connect to"))?;
         let events = self.device.events()?;
         let id = Id::new(Some(events.channel())).map_err(failed("make an identifier for"))?;
@@ -138,7 +141,10 @@ impl VerbsPd {
                     Happened::AddressResolved | Happened::RouteResolved => "no way there was found in time",
                     _ => "no answer came in time",
                 };
-                io::Error::new(io::ErrorKind::TimedOut, format!("{what}{}", self.device.remedy()))
+                io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("{what}; {}{}", advice::NO_ANSWER, self.device.remedy()),
+                )
             };
             let event = setup.next(deadline).ok_or_else(late).map_err(failed("connect to"))?;
             match event.what {
@@ -290,10 +296,10 @@ impl VerbsPd {
             }
             registered => registered,
         };
-        let region = registered.map_err(|source| RdmaError::Io {
-            action: "register memory (it is pinned: `ulimit -l` must allow it, or LimitMEMLOCK= of the service; files of disks cannot be) with",
-            endpoint: format!("{} ({} bytes)", self.device.name(), memory.len()),
-            source,
+        let region = registered.map_err(|source| {
+            let asked = memory.len() as u64;
+            let what = format!("{} with {}", ByteSize(asked), self.device.name());
+            advice::failed(Task::Register(asked), "register (pin)", what, source)
         })?;
         Ok(Arc::new(region))
     }
@@ -328,10 +334,13 @@ impl ProtectionDomain for VerbsPd {
             )));
         }
         let number = self.device.next_number().0;
-        let queue = VerbsSrq::new(&self.pd, number, depth).map_err(|source| RdmaError::Io {
-            action: "make a shared receive queue of",
-            endpoint: self.device.name().to_owned(),
-            source,
+        let queue = VerbsSrq::new(&self.pd, number, depth).map_err(|source| {
+            advice::failed(
+                Task::Make,
+                "make a shared receive queue of",
+                self.device.name().to_owned(),
+                source,
+            )
         })?;
         Ok(Arc::new(queue))
     }

@@ -3,7 +3,8 @@
 //! # The parts
 //! `sys`: the libraries, with owners and errors; `sys_flush`: FLUSH; `hello`: the private data of a connection, and the proof of keys; `cm`: events
 //! of connections, and the thread that takes them; `ends`: the thread that destroys identifiers; `port`: the kernel's facts about an RNIC's port;
-//! `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered memory), `window`.
+//! `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered memory), `window`; `advice`: what to do about
+//! an error.
 //!
 //! # Where the promises differ from the software RNIC's
 //! * The target translates no files, and maps no windows: trusted clients READ the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -17,6 +18,7 @@
 //! The RNIC that the endpoint's address belongs to, here or on the way there: the address of an interface determines device, port and GID. So a
 //! device is made for an endpoint. Parameters of the endpoint can name another RNIC ([`Via`]).
 
+mod advice;
 mod cm;
 mod cq;
 mod domain;
@@ -34,10 +36,12 @@ mod window;
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
 use crate::rdma::hardware::HardwareFigures;
+use crate::rdma::look_up::look_up;
 use crate::rdma::soft::TcpSecurity;
 use crate::rdma::url::{Endpoint, Via};
 use crate::rdma::verbs::{Capabilities, CompletionQueue, Device, FileTarget, ProtectionDomain, RdmaError};
 use crate::world::{Random, SystemRandom};
+use advice::Task;
 use cm::Events;
 use cq::VerbsCq;
 use domain::VerbsPd;
@@ -46,7 +50,7 @@ use hello::{Doorkeeper, Prover};
 use parking_lot::Mutex;
 use port::{LastLook, Port};
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -101,8 +105,8 @@ fn address_of(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
     let (host, port, _) = parts_of(endpoint)?;
     let failed =
         |source| RdmaError::Io { action: "find the address of", endpoint: endpoint.to_string(), source };
-    let mut addresses = (host, port).to_socket_addrs().map_err(failed)?;
-    addresses.next().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
+    let addresses = look_up(host, port).map_err(failed)?;
+    addresses.first().copied().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
 }
 
 /// The address of this machine at which an endpoint listens: any address (`0.0.0.0`) stands for the address of the RNIC that is named beside it.
@@ -125,21 +129,6 @@ fn named_address(endpoint: &Endpoint, via: &Via, to: SocketAddr) -> Result<Socke
 
 fn another_device(endpoint: &Endpoint) -> RdmaError {
     RdmaError::Unsupported(format!("{endpoint} belongs to another RNIC than when it was opened; start again"))
-}
-
-/// Advice for a message, which depends on whether the machine has anything that looks like an RNIC.
-fn advice(source: &io::Error) -> &'static str {
-    let has_devices =
-        std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
-    match source.raw_os_error() {
-        _ if !has_devices => {
-            "; this machine has no RDMA device (`rdma link` lists them; `rdma link add rxe0 type rxe netdev ETH` makes a software one)"
-        }
-        Some(libc::ENODEV | libc::EADDRNOTAVAIL) => {
-            "; the address must be one of an interface with an RDMA device (`rdma link` and `ip addr` list them)"
-        }
-        _ => "",
-    }
 }
 
 impl VerbsDevice {
@@ -171,10 +160,8 @@ impl VerbsDevice {
         source: Option<SocketAddr>,
         towards: impl FnOnce(&Id) -> io::Result<()>,
     ) -> Result<Arc<Self>, RdmaError> {
-        let failed = |source: io::Error| {
-            let endpoint = format!("{endpoint}{}", advice(&source));
-            RdmaError::Io { action: "find an RDMA device for", endpoint, source }
-        };
+        let failed =
+            |source| advice::failed(Task::Find, "find an RDMA device for", endpoint.to_string(), source);
         // Calls of an identifier without a channel block.
         let id = Id::new(None).map_err(failed)?;
         towards(&id).map_err(failed)?;
@@ -190,7 +177,9 @@ impl VerbsDevice {
             && (via.device != name || via.port != port)
         {
             return Err(RdmaError::Unsupported(format!(
-                "{endpoint}: the address is not of that device but of {name}, port {port}; leave one of the two out"
+                "{endpoint}: the address leads to device {name}, port {port}, and not to {}, port {}; write ?device={name}&port={port}, or \
+                 nothing behind the address, or an address of the device that is meant (`rdma link` and `ip addr` list them)",
+                via.device, via.port
             )));
         }
         let port = Arc::new(LastLook::new(Port::new(&name, port), gid, &limits));
@@ -341,20 +330,16 @@ impl Device for VerbsDevice {
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, RdmaError> {
-        let pd = VerbsPd::new(self.shared.clone()).map_err(|source| RdmaError::Io {
-            action: "make a protection domain of",
-            endpoint: self.shared.name.clone(),
-            source,
+        let pd = VerbsPd::new(self.shared.clone()).map_err(|source| {
+            advice::failed(Task::Make, "make a protection domain of", self.shared.name.clone(), source)
         })?;
         Ok(Arc::new(pd))
     }
 
     fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {
         let most = self.shared.limits.completions;
-        let queue = VerbsCq::new(self.shared.context, depth, most).map_err(|source| RdmaError::Io {
-            action: "make a completion queue of",
-            endpoint: self.shared.name.clone(),
-            source,
+        let queue = VerbsCq::new(self.shared.context, depth, most).map_err(|source| {
+            advice::failed(Task::Make, "make a completion queue of", self.shared.name.clone(), source)
         })?;
         Ok(Arc::new(queue))
     }

@@ -132,10 +132,18 @@ impl Port {
     /// A text that says what does not exist.
     fn choose(&self, gid: Option<u32>, to: IpAddr) -> Result<Gid, String> {
         let Self { device, number, .. } = self;
-        if !self.folder().exists() {
+        let known = names(&self.class);
+        if known.is_empty() {
             return Err(format!(
-                "there is no port {number} of an RDMA device {device} (`rdma link` lists them)"
+                "there is no RDMA device {device} here, nor any other (`rdma link` lists them)"
             ));
+        }
+        if !known.contains(device) {
+            return Err(format!("there is no RDMA device {device} here; there are {}", known.join(", ")));
+        }
+        if !self.folder().exists() {
+            let ports = names(&self.class.join(device).join("ports"));
+            return Err(format!("{device} has no port {number}; it has {}", ports.join(", ")));
         }
         if read(&self.folder().join("link_layer")).as_deref() == Some("InfiniBand") {
             return Err(format!(
@@ -203,6 +211,14 @@ impl Port {
     }
 }
 
+/// The names in a folder, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
 /// A port's figures as they were at the last look.
 pub(super) struct LastLook {
     port: Port,
@@ -241,7 +257,7 @@ pub(super) fn address_of(via: &Via, to: SocketAddr, port: u16) -> Result<SocketA
 }
 
 /// Bytes of memory that this process may pin; `None`: any number. A process that may lock memory (CAP_IPC_LOCK) has no bound.
-fn pinned_bound() -> Option<u64> {
+pub(super) fn pinned_bound() -> Option<u64> {
     const CAP_IPC_LOCK: u32 = 14;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -318,8 +334,8 @@ mod tests {
         let failed = |device, number| {
             Port::at(class.path(), device, number).choose(None, [10, 9, 0, 7].into()).expect_err("nothing")
         };
-        assert!(failed("dev0", 2).contains("no port 2"), "{}", failed("dev0", 2));
-        assert!(failed("dev2", 1).contains("dev2"));
+        assert_eq!(failed("dev0", 2), "dev0 has no port 2; it has 1");
+        assert_eq!(failed("dev2", 1), "there is no RDMA device dev2 here; there are dev0, dev1");
         assert!(failed("dev1", 1).contains("IPoIB"));
     }
 

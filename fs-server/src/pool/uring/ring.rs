@@ -116,8 +116,8 @@ impl Ring {
             Ok(()) => self.frames_registered = true,
             Err(error) => tracing::warn!(
                 %error,
-                "frames are not registered with io_uring; reads and writes are a little slower. Raise the limit of \
-                 locked memory (ulimit -l, LimitMEMLOCK=) above --memory"
+                "frames are not registered with io_uring; reads and writes are a little slower. Each worker thread registers all of \
+                 --memory: raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) above the sum"
             ),
         }
     }

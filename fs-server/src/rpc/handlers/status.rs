@@ -124,6 +124,8 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "rnics": rnics(server),
         "exports": server.admission.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
         "durability": durability.to_string(),
+        // Whether every client may read the frames, and with them every file.
+        "trust_clients": server.about.trust_clients,
         // How a request becomes persistent: it comes by SEND (large contents are pulled), and the server flushes.
         "durable_rpc": {
             "kind": Kind::SRFlush.label(),
@@ -234,7 +236,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         },
         "memory": {
             "bounce_bytes": server.about.workers * BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize,
-            "workers": server.about.workers,
+            "worker_threads": server.about.workers,
         },
         "pages": {
             "fetch_hits": counts.fetch_hits,
