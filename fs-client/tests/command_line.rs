@@ -31,7 +31,9 @@ const SILENT_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_IS_SILENT";
 const STRANGER_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_IS_A_STRANGER";
 /// If this is set, the server of every mount is away and has not taken all changes.
 const STRANDS_VARIABLE: &str = "CUTTLEFS_TEST_MOUNT_STRANDS";
-const LIMIT: Duration = Duration::from_secs(20);
+/// How long the end of a mount waits for its server, if no signal hurries it.
+const LAST_SYNC_LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
@@ -149,6 +151,7 @@ const TESTS: &[Test] = &[
     ("benchmarks_are_another_program", benchmarks_are_another_program),
     ("unsynced_changes_are_not_thrown_away_silently", unsynced_changes_are_not_thrown_away_silently),
     ("a_mount_that_ends_says_what_is_lost", a_mount_that_ends_says_what_is_lost),
+    ("copies_in_other_mount_namespaces_are_named", copies_in_other_mount_namespaces_are_named),
     ("foreground_ends_by_ctrl_c", foreground_ends_by_ctrl_c),
     ("mount_8_calls_the_helper", mount_8_calls_the_helper),
     ("mount_8_waits_for_the_server", mount_8_waits_for_the_server),
@@ -225,6 +228,12 @@ impl Place {
         self.pool().to_str().expect("UTF-8").to_owned()
     }
 
+    /// Waits until a mount in another process has answered the kernel: before that it is in the mount table, and cannot be unmounted in order.
+    fn wait_for_mount(&self) {
+        eventually("the mount", || self.is_mounted());
+        std::fs::metadata(self.mnt()).expect("the root's attributes");
+    }
+
     fn is_mounted(&self) -> bool {
         MountTable::read().expect("mounts").at(&self.mnt()).is_some()
     }
@@ -279,9 +288,27 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Whether a process is gone, or all its threads are dead: the first thread may be dead long before the last one has closed the mount.
+fn has_ended(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.into_iter().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // "Z" is a zombie, "X" is dead.
+        stat.rsplit_once(')').is_none_or(|(_, rest)| rest.starts_with(" Z") || rest.starts_with(" X"))
+    })
+}
+
 fn runs(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.starts_with(" Z"))
+    !has_ended(pid)
+}
+
+/// Reads what a process says until it has said these words.
+fn hears(said: &mut impl BufRead, words: &str) -> String {
+    let mut all = String::new();
+    while !all.contains(words) {
+        assert!(said.read_line(&mut all).expect("read") > 0, "it ended without {words:?}: {all}");
+    }
+    all
 }
 
 fn state_in(file: &Path) -> Option<serde_json::Value> {
@@ -552,14 +579,17 @@ fn unsynced_changes_are_not_thrown_away_silently() {
     );
     assert_eq!(json["mount"]["server_away_because"], "its key was taken away");
     let refused = fails(&["umount", mnt]);
-    for words in
-        ["stays mounted", "5 unsynced bytes in 2 files", "its key was taken away", "Start the server again"]
-    {
+    for words in [
+        "stays mounted",
+        "5 unsynced bytes in 2 files",
+        "its key was taken away",
+        "Bring the server or the network back",
+    ] {
         assert!(refused.contains(words), "{refused}");
     }
     assert!(place.is_mounted() && runs(pid), "nothing was done");
     let said = succeeds(&["umount", "-f", mnt]);
-    assert!(said.contains("throwing away 5 unsynced bytes in 2 files"), "{said}");
+    assert!(said.contains("giving up 5 unsynced bytes in 2 files, which may be lost"), "{said}");
     assert!(!place.is_mounted() && !runs(pid));
 
     // A mount of `up` says how to start its server again.
@@ -569,7 +599,7 @@ fn unsynced_changes_are_not_thrown_away_silently() {
     assert!(refused.contains(&format!("cuttlefs up {mnt} --pool {pool}")), "{refused}");
     assert!(refused.contains("cuttlefs down -f"), "{refused}");
     let said = succeeds(&["down", "-f", mnt]);
-    assert!(said.contains("throwing away") && !place.is_mounted(), "{said}");
+    assert!(said.contains("giving up") && !place.is_mounted(), "{said}");
 }
 
 /// An unmount by umount(8), or by a second signal, cannot be refused.
@@ -579,19 +609,18 @@ fn a_mount_that_ends_says_what_is_lost() {
     let foreground = || {
         let mut command = command(&["mount", "tcp://strands:1", mnt, "--foreground"]);
         let child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("spawn");
-        eventually("the mount", || place.is_mounted());
+        place.wait_for_mount();
         child
     };
     // The first Ctrl-C is refused; the second one ends the mount.
     let mut child = foreground();
     let pid = child.id() as i32;
     signal(pid, rustix::process::Signal::INT);
-    std::thread::sleep(Duration::from_millis(300));
+    let mut said = std::io::BufReader::new(child.stderr.take().expect("piped"));
+    hears(&mut said, "may be lost");
     assert!(place.is_mounted() && child.try_wait().expect("wait").is_none());
     signal(pid, rustix::process::Signal::INT);
-    let output = child.wait_with_output().expect("wait");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("would be lost"), "{said}");
+    assert!(child.wait().expect("wait").success());
     // After umount(8) the process waits for the server until a signal ends it.
     let child = foreground();
     let pid = child.id() as i32;
@@ -601,7 +630,7 @@ fn a_mount_that_ends_says_what_is_lost() {
     signal(pid, rustix::process::Signal::TERM);
     let began = Instant::now();
     let output = child.wait_with_output().expect("wait");
-    assert!(began.elapsed() < LIMIT, "and not any more");
+    assert!(began.elapsed() < LAST_SYNC_LIMIT, "and not any more");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("5 unsynced bytes in 2 files are lost"), "{said}");
     // Without a signal it gives up in the end.
@@ -612,22 +641,67 @@ fn a_mount_that_ends_says_what_is_lost() {
     assert!(!output.status.success() && said.contains("5 unsynced bytes in 2 files are lost"), "{said}");
 }
 
+/// The kernel ends a mount with its last copy, and a new mount namespace begins with copies of all mounts.
+fn copies_in_other_mount_namespaces_are_named() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let copy = || {
+        let mut program = Command::new("unshare");
+        let child =
+            program.args(["-m", "--propagation", "private", "sleep", "600"]).spawn().expect("unshare");
+        let pid = child.id();
+        // `unshare` becomes the other program when the namespace is whole.
+        eventually("the namespace", || {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
+        });
+        child
+    };
+    let end = |mut child: std::process::Child| {
+        child.kill().expect("kill");
+        child.wait().expect("its end");
+    };
+    for left_by_an_unmount in [true, false] {
+        succeeds(&["mount", "tcp://memory:1", mnt]);
+        let (pid, child) = (mount_pid(mnt), copy());
+        if left_by_an_unmount {
+            for _ in 0..2 {
+                let said = fails(&["umount", mnt]);
+                let named = format!("sleep (process {}) has it at {mnt}", child.id());
+                assert!(said.contains(&named) && said.contains("cuttlefs umount -f"), "{said}");
+                assert!(!place.is_mounted() && runs(pid));
+            }
+        }
+        succeeds(&["umount", "-f", mnt]);
+        assert!(!place.is_mounted() && !runs(pid), "with the copy in the other namespace");
+        end(child);
+    }
+    // Without the copy the mount ends as always.
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    let (pid, child) = (mount_pid(mnt), copy());
+    fails(&["umount", mnt]);
+    end(child);
+    eventually("the end of the mount's process", || !runs(pid));
+    assert!(fails(&["umount", mnt]).contains("nothing is mounted"));
+}
+
 fn foreground_ends_by_ctrl_c() {
     let place = Place::new();
     let mnt = &place.mnt_text();
     let mut child = command(&["mount", "tcp://memory:1", mnt, "--foreground"]).spawn().expect("spawn");
-    eventually("the mount", || place.is_mounted());
+    place.wait_for_mount();
     std::fs::write(place.mnt().join("f"), "x").expect("write");
     signal(child.id() as i32, rustix::process::Signal::INT);
     assert!(child.wait().expect("wait").success());
     assert!(!place.is_mounted());
 
     // While the mount is busy the first signal is refused, and the second one forces the unmount.
-    let mut child = command(&["mount", "tcp://memory:1", mnt, "--foreground"]).spawn().expect("spawn");
-    eventually("the mount", || place.is_mounted());
+    let mut command = command(&["mount", "tcp://memory:1", mnt, "--foreground"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("spawn");
+    let mut said = std::io::BufReader::new(child.stderr.take().expect("piped"));
+    place.wait_for_mount();
     let open = std::fs::File::create(place.mnt().join("f")).expect("create");
     signal(child.id() as i32, rustix::process::Signal::INT);
-    std::thread::sleep(Duration::from_millis(300));
+    hears(&mut said, "press Ctrl-C again");
     assert!(place.is_mounted() && child.try_wait().expect("wait").is_none());
     signal(child.id() as i32, rustix::process::Signal::INT);
     assert!(child.wait().expect("wait").success());
@@ -821,7 +895,7 @@ fn up_in_the_foreground_stops_its_server() {
     let place = Place::new();
     let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
     let mut child = command(&["up", mnt, "--pool", pool, "--foreground"]).spawn().expect("spawn");
-    eventually("the mount", || place.is_mounted());
+    place.wait_for_mount();
     let server = place.server_pid();
     signal(child.id() as i32, rustix::process::Signal::INT);
     assert!(child.wait().expect("wait").success());

@@ -14,9 +14,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{IoSlice, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
+/// How often a file is cut on another mount, and on the mount that reads it.
+const ROUNDS: usize = 20;
+const CUTS: usize = 60;
 /// How long a test waits for an operation that it has started to reach the volume.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -231,5 +236,77 @@ fn direct_writes_without_cached_readers_are_answered_at_once_and_readers_are_not
         assert_eq!(first_byte(&File::open(&path).expect("open")), 39 ^ round);
     }
     drop(writer);
+    m.end();
+}
+
+/// Reads a file on in parts of 128 KiB; returns the place of the first zero.
+fn first_zero(file: &File, mut offset: u64) -> Option<u64> {
+    let mut part = vec![0; 128 << 10];
+    loop {
+        let len = file.read_at(&mut part, offset).expect("read");
+        if len == 0 {
+            return None;
+        }
+        if let Some(at) = part[..len].iter().position(|byte| *byte == 0) {
+            return Some(offset + at as u64);
+        }
+        offset += len as u64;
+    }
+}
+
+#[test]
+fn a_file_that_was_made_shorter_elsewhere_reads_no_zeros() {
+    let settings = FuseSettings { readahead_bytes: 128 << 10, ..FuseSettings::default() };
+    let Some(reader) = Mount::new(settings.clone()) else {
+        return;
+    };
+    let writer = Mount::of(Arc::clone(&reader.volume), settings);
+    reader.volume.tell_ends_late();
+    let mut zeros = Vec::new();
+    for round in 0..ROUNDS {
+        let name = format!("f{round}");
+        fs::write(writer.path(&name), vec![7; 1 << 20]).expect("write");
+        let file = File::open(reader.path(&name)).expect("open");
+        file.read_exact_at(&mut [0; PAGE], 0).expect("the first page");
+        OpenOptions::new().write(true).open(writer.path(&name)).expect("open").set_len(300_000).expect("cut");
+        zeros.extend(first_zero(&file, PAGE as u64));
+    }
+    assert!(zeros.is_empty(), "zeros in {} of {ROUNDS} rounds, at {zeros:?}", zeros.len());
+    reader.end();
+    writer.end();
+}
+
+#[test]
+fn a_file_that_is_being_cut_reads_no_zeros() {
+    let Some(m) = Mount::new(FuseSettings { readahead_bytes: 128 << 10, ..FuseSettings::default() }) else {
+        return;
+    };
+    // The kernel itself zeroes the rest of the last page beside its readers, so the file is cut between two pages.
+    const CUT: u64 = 73 * PAGE as u64;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("f")).expect("create");
+    file.write_all_at(&vec![1; 1 << 20], 0).expect("write");
+    m.volume.tell_ends_late();
+    let is_done = AtomicBool::new(false);
+    let mut zeros = Vec::new();
+    let mut passes = 0;
+    std::thread::scope(|scope| {
+        let cutter = scope.spawn(|| {
+            for round in 0..CUTS {
+                file.set_len(CUT).expect("cut");
+                file.write_all_at(&vec![1 + (round % 255) as u8; 1 << 20], 0).expect("write");
+            }
+            is_done.store(true, Ordering::Release);
+        });
+        let reader = File::open(m.path("f")).expect("open");
+        while !is_done.load(Ordering::Acquire) {
+            // Otherwise it would read what the cutter has written, out of the page cache.
+            rustix::fs::fadvise(&reader, 0, None, rustix::fs::Advice::DontNeed).expect("forget pages");
+            zeros.extend(first_zero(&reader, 0));
+            passes += 1;
+        }
+        cutter.join().expect("the cutter");
+    });
+    assert!(zeros.is_empty(), "zeros in {} of {passes} passes, at {zeros:?}", zeros.len());
+    drop(file);
     m.end();
 }

@@ -3,7 +3,7 @@
 use super::process::{ProcessId, RunningProcess};
 use super::run_state::RunState;
 use super::server_process::STOP_LIMIT;
-use super::unmount::{prepare, unmount, wait_for_end};
+use super::unmount::{end_copies, prepare, unmount, wait_for_end};
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(super) struct DownArgs {
     /// Where `up` has mounted
     mountpoint: PathBuf,
-    /// Throw unsynced changes away if the server has died, unmount even if files are open, and kill a server that does not stop
+    /// Give unsynced changes up if the server has died, unmount even if files are open, and kill a server that does not stop
     #[arg(short, long)]
     force: bool,
 }
@@ -48,6 +48,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
         prepare(&mountpoint, Some(&state), args.force, "cuttlefs down -f")?;
         unmount(&mountpoint, args.force, "cuttlefs down -f")?;
     }
+    end_copies(&mountpoint, mounted, Some(&state), args.force, "cuttlefs down -f")?;
     let mount_ended = wait_for_end(&state, args.force);
     if mount_ended.is_err() && !args.force {
         return mount_ended;

@@ -251,8 +251,8 @@ fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force
         let Condition { away, unsynced, .. } = last_sync.condition();
         if let Some(away) = away.filter(|_| unsynced.files > 0) {
             cuttlefs_common::tell!(
-                "not unmounted: the server is away ({}), and {unsynced} would be lost. Start it again, or press Ctrl-C again to \
-                 throw them away",
+                "not unmounted: the server is away ({}), and {unsynced} may be lost. Bring the server or the network back, or press \
+                 Ctrl-C again to give them up",
                 away.because
             );
             return;

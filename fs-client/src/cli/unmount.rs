@@ -3,11 +3,12 @@
 use super::busy;
 use super::figures::{self, Ask, MountCondition};
 use super::run_state::RunState;
-use crate::fuse::{MountTable, resolve_mountpoint};
+use crate::fuse::{MountEntry, MountTable, resolve_mountpoint};
 use anyhow::{Context, bail};
 use clap::Args;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ const AWAY_LIMIT: Duration = Duration::from_secs(15);
 const FORCE_LIMIT: Duration = Duration::from_secs(2);
 /// The pause between two questions to a mount that syncs.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
+/// The kernel's file system of FUSE connections.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// Arguments of `umount`.
 #[derive(Args)]
@@ -29,11 +32,12 @@ const ASK_AGAIN: Duration = Duration::from_millis(10);
   cuttlefs umount -f /mnt      end a mount that hangs because its server is away
 
 What no sync has covered is synced first. If the server is away for longer than 15 s the mount
-stays, because only it has those changes; -f throws them away and says how much they are.")]
+stays, because only it has those changes; -f gives them up and says how much may be lost. -f also
+ends the mount's copies in other mount namespaces.")]
 pub(super) struct UmountArgs {
     /// Where the file system is mounted
     mountpoint: PathBuf,
-    /// Break off requests that wait for the server, throw unsynced changes away, and unmount even if files are open
+    /// Break off requests that wait for the server, give unsynced changes up, and unmount even if files are open
     #[arg(short, long)]
     force: bool,
 }
@@ -43,15 +47,21 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
         .with_context(|| format!("there is no {}", args.mountpoint.display()))?;
     let state = RunState::load(&mountpoint)?;
     let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
-    match table.at(&mountpoint) {
-        Some(entry) if entry.is_cuttlefs() => {}
-        Some(entry) => {
+    let mounted = match table.at(&mountpoint) {
+        Some(entry) if !entry.is_cuttlefs() => {
             bail!("what is mounted at {} is {}, not cuttlefs", mountpoint.display(), entry.fs_type)
         }
-        None => bail!("nothing is mounted at {}", mountpoint.display()),
+        mounted => mounted,
+    };
+    let forcing = "cuttlefs umount -f";
+    if mounted.is_some() {
+        prepare(&mountpoint, state.as_ref(), args.force, forcing)?;
+        unmount(&mountpoint, args.force, forcing)?;
     }
-    prepare(&mountpoint, state.as_ref(), args.force, "cuttlefs umount -f")?;
-    unmount(&mountpoint, args.force, "cuttlefs umount -f")?;
+    let copies = end_copies(&mountpoint, mounted, state.as_ref(), args.force, forcing)?;
+    if mounted.is_none() && copies == 0 {
+        bail!("nothing is mounted at {}", mountpoint.display());
+    }
     if let Some(state) = state {
         wait_for_end(&state, args.force)?;
         // The mount's process removes its state itself, unless it was killed. The state of a mount of `up` is for `down` to remove.
@@ -82,7 +92,7 @@ pub(super) fn prepare(
                 || "the server does not answer".to_owned(),
                 |because| format!("the server is away ({because})"),
             );
-            cuttlefs_common::tell!("throwing away {}: {because}", condition.unsynced());
+            cuttlefs_common::tell!("giving up {}, which may be lost: {because}", condition.unsynced());
         }
         return Ok(());
     }
@@ -107,7 +117,7 @@ pub(super) fn prepare(
         let (place, unsynced) = (mountpoint.display(), now.unsynced());
         bail!(
             "{place} stays mounted: only this mount has {unsynced}, and {server} did not take them ({}). {}, and unmount again; \
-             or throw them away with: {forcing} {place}",
+             or give them up, so that they may be lost, with: {forcing} {place}",
             why(&now),
             how_to_get_it_back(state)
         );
@@ -137,13 +147,13 @@ fn how_to_get_it_back(state: Option<&RunState>) -> String {
     match state {
         Some(RunState { mountpoint, pool: Some(pool), .. }) => {
             format!(
-                "Start it with: cuttlefs up {} --pool {} (its log: {}/log)",
+                "Start the server with: cuttlefs up {} --pool {} (its log: {}/log)",
                 mountpoint.display(),
                 pool.display(),
                 pool.display()
             )
         }
-        _ => "Start the server again".to_owned(),
+        _ => "Bring the server or the network back".to_owned(),
     }
 }
 
@@ -204,6 +214,70 @@ pub(super) fn detach(mountpoint: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Looks for copies of an unmounted mount in other mount namespaces: with the last of them the kernel ends the mount, and its process. `mounted` is
+/// its entry of before the unmount. Returns how many there were.
+///
+/// # Errors
+/// There are copies, and they are not to be ended by `force`.
+pub(super) fn end_copies(
+    mountpoint: &Path,
+    mounted: Option<&MountEntry>,
+    state: Option<&RunState>,
+    force: bool,
+    forcing: &str,
+) -> anyhow::Result<usize> {
+    let copies = match (mounted, state) {
+        (Some(MountEntry { device, .. }), _) => {
+            let device = device.clone();
+            busy::copies(move |entry| entry.device == device)
+        }
+        // An earlier unmount has left them.
+        (None, Some(RunState { source, mountpoint, .. })) => {
+            let (source, at) = (source.clone(), mountpoint.clone());
+            busy::copies(move |entry| entry.source == source && entry.mountpoint == at)
+        }
+        (None, None) => return Ok(0),
+    };
+    if !copies.is_empty() && !force {
+        bail!(
+            "{} is unmounted here, but the mount goes on in other mount namespaces:\n{}\nend these processes, or end the mount \
+             there, too, with: {forcing} {}",
+            mountpoint.display(),
+            busy::copies_text(&copies),
+            mountpoint.display()
+        );
+    }
+    for copy in &copies {
+        abort(&copy.device)?;
+    }
+    Ok(copies.len())
+}
+
+/// Ends a FUSE connection, wherever it is mounted.
+fn abort(device: &str) -> anyhow::Result<()> {
+    // The kernel names the connection by the minor number of its device.
+    let connection = device.rsplit(':').next().unwrap_or(device);
+    let path = format!("{CONNECTIONS}/{connection}/abort");
+    let mut done = std::fs::write(&path, "1");
+    if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        // Containers often lack the file system of connections. If it was mounted, the connection has ended meanwhile.
+        let flags = rustix::mount::MountFlags::empty();
+        match rustix::mount::mount("none", CONNECTIONS, "fusectl", flags, None::<&std::ffi::CStr>) {
+            Ok(()) => done = std::fs::write(&path, "1"),
+            Err(Errno::BUSY) => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot mount fusectl at {CONNECTIONS}"));
+            }
+        }
+    }
+    match done {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot end the connection by {path}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Unmounts by fusermount3, for users other than root.
 fn fusermount(mountpoint: &Path, arguments: &[&str]) -> anyhow::Result<Unmounted> {
     let output = Command::new("fusermount3")
@@ -237,7 +311,7 @@ pub(super) fn wait_for_end(state: &RunState, forced: bool) -> anyhow::Result<()>
     }
     bail!(
         "{} is unmounted, but process {} has not ended after {} s: it waits for {}. \
-         It ends when the server is back; to give up on what was not written: kill {}",
+         It ends when the server or the network is back; to give up on what was not written: kill {}",
         state.mountpoint.display(),
         state.mount.pid,
         END_LIMIT.as_secs(),

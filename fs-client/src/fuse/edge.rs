@@ -24,6 +24,7 @@
 //! A method that cannot do its request replies with an errno of the table; it never panics on input from the kernel or the volume. A reply that
 //! is dropped is EIO.
 
+use super::filling::Filling;
 use super::groups;
 use super::inode_flags::{self, Asked};
 use super::kernel::{
@@ -87,6 +88,7 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     nameless_opens: NamelessOpens,
     pub(super) names: ToldNames,
     cache: Arc<KernelCache>,
+    filling: Filling,
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
@@ -117,6 +119,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             keeps_locks: agreed.contains(LOCKS),
             nameless_opens: NamelessOpens::default(),
             cache: Arc::new(KernelCache::new(notifier)),
+            filling: Filling::default(),
         }
     }
 
@@ -260,6 +263,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyAttr,
     ) {
         let _span = request!("setattr", req, ino = ino.0, fh = ?fh, size = ?size, mode = ?mode);
+        // Short answers to READs wait for the answer.
+        let length = size.map(|_| self.filling.changes_length(ino));
         let set = SetAttr {
             mode: mode.map(convert::permission_bits),
             uid,
@@ -274,6 +279,9 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let caller = Caller { drops_privileges: takes_set_ids && size.is_some(), ..caller(req) };
         let changed = self.volume.set_attr(&caller, ino, set);
         self.reply_attr(changed, reply);
+        if let Some(length) = length {
+            length.answered(req.pid());
+        }
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -422,19 +430,35 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     ) {
         let _span = request!("read", req, ino = ino.0, fh = fh.0, offset = offset, size = size);
         // The kernel names a lock owner when it reads past its cache for a system call, and none when it fills pages.
-        if lock_owner.is_none() {
+        let fills = lock_owner.is_none();
+        // Until the answer is given.
+        let _filling = fills.then(|| {
             self.cache.fills(ino);
-        }
+            self.filling.reads(ino, offset)
+        });
         let mut reply = Some(reply);
+        let mut short = None;
         let result = self.volume.read(&caller(req), handle(fh), offset, size, &mut |bytes| {
-            if let Some(reply) = reply.take() {
+            let lacking = (size as usize).saturating_sub(bytes.len());
+            let is_surprise = lacking >= PAGE_SIZE;
+            let waits = fills && lacking > 0 && (is_surprise || !self.filling.short_counts(ino, offset));
+            if waits {
+                // The volume may need its memory for the READ that is waited for.
+                short = Some((bytes.to_vec(), is_surprise));
+            } else if let Some(reply) = reply.take() {
                 reply.data(bytes);
             }
         });
         match (result, reply) {
             (Err(error), Some(reply)) => reply.error(refused(&error)),
-            // The volume has handed nothing over: this is the end of the file.
-            (Ok(()), Some(reply)) => reply.data(&[]),
+            // If the volume has handed nothing over, this is the end of the file.
+            (Ok(()), Some(reply)) => {
+                let (bytes, is_surprise) = short.unwrap_or((Vec::new(), true));
+                if fills {
+                    self.filling.until_short_counts(ino, offset, is_surprise);
+                }
+                reply.data(&bytes);
+            }
             (_, None) => {}
         }
     }

@@ -8,6 +8,7 @@
 //! * `convert` turns attributes, times, kinds and flags into FUSE's and back.
 //! * `errno` is the one table of errors.
 //! * `directory` adds `.` and `..` to listings.
+//! * `filling` delays READs' short answers, which tell the kernel where a file ends.
 //! * `kernel_cache` makes the kernel forget cached pages and attributes.
 //! * `lock_wait` is a request that waits for a lock.
 //! * `xattr_names` has the extended attributes that exist here.
@@ -30,6 +31,7 @@ mod convert;
 mod directory;
 mod edge;
 mod errno;
+mod filling;
 mod groups;
 mod inode_flags;
 /// The kernel's side of FUSE.

@@ -35,7 +35,7 @@ impl MountEntry {
     }
 }
 
-/// The mounts of this process's mount namespace, in the order they were made.
+/// The mounts of a mount namespace, in the order they were made.
 #[derive(Clone, Debug, Default)]
 pub struct MountTable {
     entries: Vec<MountEntry>,
@@ -48,6 +48,14 @@ impl MountTable {
     /// `/proc` is not mounted.
     pub fn read() -> io::Result<Self> {
         Ok(Self::parse(&std::fs::read("/proc/self/mountinfo")?))
+    }
+
+    /// Reads the table of another process's mount namespace, as far as that process sees it.
+    ///
+    /// # Errors
+    /// The process is gone, or may not be looked at.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?))
     }
 
     fn parse(table: &[u8]) -> Self {

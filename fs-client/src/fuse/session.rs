@@ -49,6 +49,10 @@ const REQUEST_PAGES: u16 = 256 + 1 + 2 * 1024;
 const PAGE_LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";
 /// How often the mount checks whether its session has ended by itself, and whether requests wait that the server does not answer.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The same for a while after the mount table has changed: an unmounted mount leaves the table a little before its connection ends.
+const LOOK_SOON: Duration = Duration::from_millis(10);
+/// That while.
+const SOON: Duration = Duration::from_secs(1);
 
 /// A mount that is being served.
 pub struct Mounted {
@@ -117,16 +121,20 @@ impl Mounted {
     /// which does not change the table. Waiting on the FUSE device itself would cost a context switch per operation, because every request wakes its
     /// waiters.
     fn wait_for_disconnect(&self) {
-        let limit = Timespec::try_from(LOOK_AGAIN).ok();
+        let mut changed_at: Option<Instant> = None;
         let table = std::fs::File::open("/proc/self/mountinfo");
         while !self.serving.is_finished() && self.is_connected() {
+            let is_soon = changed_at.is_some_and(|at| at.elapsed() < SOON);
+            let limit = Timespec::try_from(if is_soon { LOOK_SOON } else { LOOK_AGAIN }).ok();
             let changed = match &table {
                 // The kernel reports a change of the table as priority data.
-                Ok(table) => poll(&mut [PollFd::new(table, PollFlags::PRI)], limit.as_ref()).map(|_| ()),
+                Ok(table) => poll(&mut [PollFd::new(table, PollFlags::PRI)], limit.as_ref()),
                 Err(_) => Err(rustix::io::Errno::NOENT),
             };
-            if !matches!(changed, Ok(()) | Err(rustix::io::Errno::INTR)) {
-                std::thread::sleep(LOOK_AGAIN);
+            match changed {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => changed_at = Some(Instant::now()),
+                Err(_) => std::thread::sleep(LOOK_AGAIN),
             }
             (self.answer_late)();
         }

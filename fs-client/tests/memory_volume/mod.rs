@@ -30,6 +30,8 @@ pub struct MemoryVolume {
     state: Mutex<State>,
     /// Whether the server is away: reads wait until the mount is shut down.
     stalled: AtomicBool,
+    /// Whether answers from which the kernel learns the end of a file come late.
+    ends_late: AtomicBool,
     /// Whether the server is away and only the mount has some changes.
     stranded: AtomicBool,
     ended: Condvar,
@@ -69,6 +71,7 @@ impl MemoryVolume {
             root,
             state: Mutex::new(state),
             stalled: AtomicBool::new(false),
+            ends_late: AtomicBool::new(false),
             stranded: AtomicBool::new(false),
             ended,
             changed,
@@ -99,6 +102,18 @@ impl MemoryVolume {
     /// From now on the server is away for reads.
     pub fn stall_reads(&self) {
         self.stalled.store(true, Ordering::Release);
+    }
+
+    /// From now on answers from which the kernel learns the end of a file come late, after answers to later requests: to reads with the last bytes
+    /// of a file, and to changes of its length.
+    pub fn tell_ends_late(&self) {
+        self.ends_late.store(true, Ordering::Release);
+    }
+
+    fn tell_end_late(&self) {
+        if self.ends_late.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// From now on the server is away, the mount has unsynced changes, and no sync is answered.
@@ -240,7 +255,12 @@ impl Volume for MemoryVolume {
         }
         attr.ctime = set.ctime.unwrap_or_else(now);
         attr.change += 1;
-        Ok(*attr)
+        let attr = *attr;
+        drop(state);
+        if set.size.is_some() {
+            self.tell_end_late();
+        }
+        Ok(attr)
     }
 
     fn make(
@@ -342,8 +362,15 @@ impl Volume for MemoryVolume {
             return Err(Status::Denied.into());
         }
         let size = state.tree.node(ino)?.attr.size;
+        let wanted = len;
         let len = size.saturating_sub(offset).min(u64::from(len));
-        take(&state.tree.file(ino)?.read(offset, len as usize));
+        let bytes = state.tree.file(ino)?.read(offset, len as usize);
+        // Reads that come at the same time may be answered in any order.
+        drop(state);
+        if !bytes.is_empty() && bytes.len() < wanted as usize {
+            self.tell_end_late();
+        }
+        take(&bytes);
         Ok(())
     }
 
@@ -544,7 +571,12 @@ impl Volume for MemoryVolume {
             return Condition::default();
         }
         let away = Away { time: Duration::from_secs(7), because: "its key was taken away".to_owned() };
-        Condition { away: Some(away), unheard: None, unsynced: UnsyncedChanges { files: 2, bytes: 5 } }
+        Condition {
+            away: Some(away),
+            unheard: None,
+            lease: None,
+            unsynced: UnsyncedChanges { files: 2, bytes: 5 },
+        }
     }
 
     fn sync_all(&self) -> Result<(), FsError> {

@@ -27,10 +27,14 @@ impl Mount {
             eprintln!("NOT TESTED: root and /dev/fuse are needed");
             return None;
         }
+        Some(Self::of(Arc::new(MemoryVolume::new(ROOT)), settings))
+    }
+
+    /// Mounts a volume, which may be mounted already.
+    pub fn of(volume: Arc<MemoryVolume>, settings: FuseSettings) -> Self {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let volume = Arc::new(MemoryVolume::new(ROOT));
         let mounted = mount(Arc::clone(&volume), "shm:///test.sock", dir.path(), &settings).expect("mount");
-        Some(Self { volume, mounted: Some(mounted), dir })
+        Self { volume, mounted: Some(mounted), dir }
     }
 
     /// The path of a file in the mount.

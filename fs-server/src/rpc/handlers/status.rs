@@ -270,7 +270,8 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "passes": scrub.passes,
             "current": pass(&scrub.current),
             "last": scrub.last.as_ref().map(pass),
-            "last_ended": scrub.last_ended_secs,
+            // 0: none has ended yet.
+            "last_ended": (scrub.last_ended_secs != 0).then_some(scrub.last_ended_secs),
         },
         "nic": {
             // Pages that the software RNIC of this server translated.
