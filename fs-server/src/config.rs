@@ -4,6 +4,7 @@
 //! is not for editing; the rest are defaults that options of `cuttlefsd serve` override. An unknown key is an error:
 //! a misspelt `read_only` must not serve a writable export.
 
+use crate::pages::window::WindowKind;
 use crate::pool::PoolUuid;
 use crate::rights::{Account, ExportRule, PeerPattern};
 use cuttlefs_common::rdma::Endpoint;
@@ -69,6 +70,8 @@ pub struct ServerConfig {
     pub lease_ms: u64,
     /// When an operation is durable.
     pub durability: Durability,
+    /// What RNICs of trusted clients READ bytes of pages from.
+    pub page_window: WindowKind,
 }
 
 /// When an operation is durable.
@@ -120,6 +123,7 @@ impl Default for ServerConfig {
             keys: Vec::new(),
             lease_ms: 20_000,
             durability: Durability::Fsync,
+            page_window: WindowKind::Pinned,
         }
     }
 }
@@ -329,6 +333,9 @@ impl Config {
              # fsync: data and names are durable when fsync, fdatasync or O_SYNC says so;\n\
              # ack: every change is durable when it is answered\n\
              durability = \"{durability}\"\n\
+             # pinned: clients over rdma:// that are trusted (serve --trust-clients) read pages in the server's frames;\n\
+             # odp: in a window that RNICs follow by on-demand paging (docs/rdma.md)\n\
+             page_window = \"{page_window}\"\n\
              \n\
              # To whom, and with which rights: the first [[export]] that is for a client counts, and who finds none is refused.\n",
             uuid = quoted(&self.pool.uuid.to_string()),
@@ -339,6 +346,7 @@ impl Config {
             keys = list(keys),
             lease_ms = self.server.lease_ms,
             durability = self.server.durability,
+            page_window = self.server.page_window,
         );
         for export in &self.export {
             let peers = export.peers.iter().map(|peer| quoted(&peer.to_string())).collect();
@@ -487,6 +495,7 @@ mod tests {
             ("lease_ms = 20000", "lease_ms = 5", "server.lease_ms"),
             ("lease_ms = 20000", "lease_ms = -5", "lease_ms"),
             ("durability = \"fsync\"", "durability = \"always\"", "always"),
+            ("page_window = \"pinned\"", "page_window = \"mapped\"", "mapped"),
             ("path = \"/\"", "path = \"a/b\"", "[[export]]"),
             ("path = \"/\"", "path = \"/a/../b\"", "[[export]]"),
             ("for = [\"*\"]", "for = [\"root\"]", "uid:1000"),
