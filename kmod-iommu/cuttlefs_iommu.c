@@ -754,8 +754,13 @@ static int bus_changed(struct notifier_block *block, unsigned long action, void 
 	return NOTIFY_OK;
 }
 
+/*
+ * Called before the notifier of the DMA API's debugging (CONFIG_DMA_API_DEBUG), which has the priority 0 and at the same event complains of what a device
+ * without a driver still has.
+ */
 static struct notifier_block bus_notifier = {
 	.notifier_call = bus_changed,
+	.priority = 1,
 };
 
 static int __init cuttlefs_iommu_init(void)

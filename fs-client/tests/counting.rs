@@ -11,6 +11,7 @@ use cuttlefs_common::region::CountersShape;
 use cuttlefs_common::rpc::{RemoteBuffer, Request, Rights, Sampling};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::window::WindowKind;
 use running::{CALLER, READ_WRITE, Site, Sizes, figure, read, until};
 
 const FRAMES: u64 = 67;
@@ -20,7 +21,12 @@ const HOT_PAGES: u64 = 32;
 const SCAN_PAGES: u64 = 128;
 
 fn site() -> Site {
-    Site::new(Sizes { pool_bytes: 4 << 20, frames: FRAMES, hotspots: Hotspots::Pages })
+    Site::new(Sizes {
+        pool_bytes: 4 << 20,
+        frames: FRAMES,
+        hotspots: Hotspots::Pages,
+        window: WindowKind::Pinned,
+    })
 }
 
 fn make(volume: &RemoteVolume, name: &str, pages: u64) -> (InodeNo, Handle) {

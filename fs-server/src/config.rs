@@ -4,6 +4,7 @@
 //! is not for editing; the rest are defaults that options of `cuttlefsd serve` override. An unknown key is an error:
 //! a misspelt `read_only` must not serve a writable export.
 
+use crate::pages::window::WindowKind;
 use crate::pool::PoolUuid;
 use crate::rights::{Account, ExportRule, PeerPattern};
 use cuttlefs_common::rdma::Endpoint;
@@ -71,6 +72,8 @@ pub struct ServerConfig {
     pub durability: Durability,
     /// Whether every client may read this server's memory by itself, and with it every file.
     pub trust_clients: bool,
+    /// What RNICs of trusted clients READ bytes of pages from.
+    pub page_window: WindowKind,
 }
 
 /// When an operation is durable.
@@ -123,6 +126,7 @@ impl Default for ServerConfig {
             lease_ms: 20_000,
             durability: Durability::Fsync,
             trust_clients: false,
+            page_window: WindowKind::Pinned,
         }
     }
 }
@@ -334,6 +338,9 @@ impl Config {
              durability = \"{durability}\"\n\
              # true: RNICs of clients read this server's memory; every client can then read every file (docs/security.md)\n\
              trust_clients = {trust_clients}\n\
+             # pinned: clients over rdma:// that are trusted (serve --trust-clients) read pages in the server's frames;\n\
+             # odp: in a window that RNICs follow by on-demand paging (docs/rdma.md)\n\
+             page_window = \"{page_window}\"\n\
              \n\
              # To whom, and with which rights: the first [[export]] that is for a client counts, and who finds none is refused.\n",
             uuid = quoted(&self.pool.uuid.to_string()),
@@ -345,6 +352,7 @@ impl Config {
             lease_ms = self.server.lease_ms,
             durability = self.server.durability,
             trust_clients = self.server.trust_clients,
+            page_window = self.server.page_window,
         );
         for export in &self.export {
             let peers = export.peers.iter().map(|peer| quoted(&peer.to_string())).collect();
@@ -494,6 +502,7 @@ mod tests {
             ("lease_ms = 20000", "lease_ms = 5", "server.lease_ms"),
             ("lease_ms = 20000", "lease_ms = -5", "lease_ms"),
             ("durability = \"fsync\"", "durability = \"always\"", "always"),
+            ("page_window = \"pinned\"", "page_window = \"mapped\"", "mapped"),
             ("path = \"/\"", "path = \"a/b\"", "[[export]]"),
             ("path = \"/\"", "path = \"/a/../b\"", "[[export]]"),
             ("for = [\"*\"]", "for = [\"root\"]", "uid:1000"),

@@ -8,9 +8,10 @@
 //! All else: memory (the same bytes are registered with each RNIC), workers, sessions, locks, peers' shares. One session of a client may have
 //! connections through several RNICs; the client's key makes it one peer.
 
+use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::rdma::{
     CompletionQueue, Device, DeviceFigures, Devices, Endpoint, FileTarget, MemoryRegion, ProtectionDomain,
-    RdmaError, RemoteRange, SharedReceiveQueue,
+    QueuePair, RdmaError, RemoteRange, SharedReceiveQueue,
 };
 use std::sync::{Arc, OnceLock};
 
@@ -39,14 +40,27 @@ pub struct Rnic {
     /// The protection domain of all its connections.
     pub pd: Arc<dyn ProtectionDomain>,
     /// The tables that trusted clients may READ, for as long as they are readable.
-    windows: OnceLock<[Arc<dyn MemoryRegion>; 3]>,
+    shown: OnceLock<Shown>,
+}
+
+/// What trusted clients may READ.
+struct Shown {
+    /// In the order of `WindowId::ALL`.
+    tables: [Arc<dyn MemoryRegion>; 3],
+    /// The window of pages, if there is one.
+    pages: Option<Arc<dyn MemoryRegion>>,
+}
+
+fn range(region: &Arc<dyn MemoryRegion>) -> RemoteRange {
+    let (rkey, first_address) = (region.rkey(), region.first_address());
+    RemoteRange { rkey, first_address, len: region.memory().len() as u64 }
 }
 
 impl Rnic {
-    /// Lets every client READ these tables from now on. Called once.
-    pub fn show_windows(&self, windows: [Arc<dyn MemoryRegion>; 3]) {
+    /// Lets every client READ these tables, and the window of pages, from now on. Called once.
+    pub fn show_windows(&self, tables: [Arc<dyn MemoryRegion>; 3], pages: Option<Arc<dyn MemoryRegion>>) {
         // Fails only on a second call, and a server makes one.
-        let _ = self.windows.set(windows);
+        let _ = self.shown.set(Shown { tables, pages });
     }
 
     /// A worker's queues.
@@ -65,11 +79,15 @@ impl Rnic {
 
     /// The windows as clients of this RNIC are told of them, in the order of `WindowId::ALL`.
     pub fn windows(&self) -> Option<[RemoteRange; 3]> {
-        let range = |region: &Arc<dyn MemoryRegion>| RemoteRange {
-            rkey: region.rkey(),
-            len: region.memory().len() as u64,
-        };
-        self.windows.get().map(|windows| windows.each_ref().map(range))
+        self.shown.get().map(|shown| shown.tables.each_ref().map(range))
+    }
+
+    /// The window of pages as the client of this connection is told of it. A client whose READ of a page comes in several packets is told of none:
+    /// rdma_rxe fills each packet from the beginning of the page (7.2, `__rxe_odp_mr_copy()`).
+    pub fn page_window(&self, connection: &dyn QueuePair) -> Option<RemoteRange> {
+        let pages = self.shown.get()?.pages.as_ref()?;
+        let is_one_packet = |mtu: u32| mtu as usize >= PAGE_SIZE;
+        connection.path_mtu_bytes().is_none_or(is_one_packet).then(|| range(pages))
     }
 }
 
@@ -87,7 +105,7 @@ impl Rnics {
     pub fn new(devices: Devices, target: &Arc<impl FileTarget + 'static>) -> Result<Self, RdmaError> {
         let rnic = |device: &Arc<dyn Device>| {
             device.set_file_target(target.clone());
-            Ok(Rnic { device: device.clone(), pd: device.alloc_pd()?, windows: OnceLock::new() })
+            Ok(Rnic { device: device.clone(), pd: device.alloc_pd()?, shown: OnceLock::new() })
         };
         let all = devices.all().iter().map(rnic).collect::<Result<_, RdmaError>>()?;
         Ok(Self { devices, all })

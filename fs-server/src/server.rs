@@ -20,6 +20,7 @@ use crate::session::{Session, Sessions};
 use crate::shares::Shares;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo};
+use cuttlefs_common::memory::PointedMemory;
 use cuttlefs_common::rdma::{Endpoint, PeerKey, RegionOwner};
 use cuttlefs_common::rpc::{Restored, Rights, Sampling};
 use cuttlefs_common::status::Status;
@@ -43,6 +44,8 @@ pub struct Server {
     pub integrity: Integrity,
     /// Facts about the server, for clients and for `status`.
     pub about: About,
+    /// The window of pages that RNICs follow, if there is one.
+    pub page_window: Option<Arc<PointedMemory>>,
     /// The RNICs, and the memory that is registered with each for all clients.
     pub rnics: Rnics,
     /// The clock.

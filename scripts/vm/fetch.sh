@@ -73,9 +73,10 @@ update() {
 
 version=${1:-6.12}
 case $version in
+    # Before the others: 6.12.117-debug is none of Debian's.
+    debug | *-debug) suffix=-debug ;;
     6.12* | *+deb12-amd64) suffix=+deb12-amd64 ;;
     7.2* | *+deb13-amd64) suffix=+deb13-amd64 ;;
-    debug | *-debug) suffix=-debug ;;
     *) unavailable "no kernel $version; the head of $0 names those that there are" ;;
 esac
 if [[ $version == debug ]]; then

@@ -23,6 +23,7 @@ pub(super) fn summary(status: &Value) -> String {
         ("links", links(status)),
         ("RNIC", server_rnics(status)),
         ("trust", trust(status)),
+        ("page window", page_window(status)),
         ("durability", text(status, "/durability").map(ToOwned::to_owned)),
         ("durable RPC", durable_rpc(status)),
         ("space", space(status)),
@@ -108,6 +109,18 @@ fn server_rnics(status: &Value) -> Option<String> {
     let each = status.pointer("/rnics")?.as_array()?.iter();
     let each: Vec<_> = each.filter_map(|rnic| hardware(rnic.pointer("/hardware")?)).collect();
     (!each.is_empty()).then(|| each.join("; "))
+}
+
+/// What the RNICs of trusted clients read pages from, where the server has RNICs.
+fn page_window(status: &Value) -> Option<String> {
+    server_rnics(status)?;
+    let kind = text(status, "/page_window/kind")?;
+    let shown = number(status, "/page_window/shown_pages");
+    Some(match shown.zip(number(status, "/page_window/shown_pages_bound")) {
+        _ if is(status, "/page_window/is_lost") => format!("{kind}, lost; pinned frames instead"),
+        Some((shown, bound)) => format!("{kind}, {shown} pages shown of {bound} at most"),
+        None => kind.to_owned(),
+    })
 }
 
 /// An RNIC of either side: its device, and what it holds.
@@ -254,6 +267,13 @@ fn problems(status: &Value) -> Vec<String> {
         if let Some(state) = text(of, "/state").filter(|state| !state.contains("ACTIVE")) {
             problems.push(format!("port {port} of {device}, the RNIC of {whose}, is not active ({state})"));
         }
+        let mtu = number(of, "/path_mtu_bytes").zip(number(of, "/max_mtu_bytes"));
+        if let Some((mtu, most)) = mtu.filter(|(mtu, most)| mtu < most) {
+            problems.push(format!(
+                "the path MTU of {device}, the RNIC of {whose}, is {mtu} and could be {most}: give the network interface a larger MTU at both ends and \
+                 on the way (`ip link set IFACE mtu 4200`), then mount again"
+            ));
+        }
         let ending = number(of, "/ending").zip(number(of, "/ending_bound"));
         if let Some((ending, _)) = ending.filter(|(ending, bound)| ending >= bound) {
             problems.push(format!(
@@ -261,6 +281,12 @@ fn problems(status: &Value) -> Vec<String> {
                  device away and add it again (`rdma link`), or load its driver again"
             ));
         }
+    }
+    if is(status, "/page_window/is_lost") {
+        problems.push(
+            "the window of pages is lost, and clients read in the pinned frames: the server's log says why; restart the server to have it again"
+                .to_owned(),
+        );
     }
     if let Some(death) = text(status, "/mount/death") {
         problems.push(death.to_owned());
@@ -316,7 +342,7 @@ mod tests {
     #[test]
     fn a_healthy_server_is_a_screenful() {
         let rxe0 = json!({
-            "device": "rxe0", "port": 1, "link_layer": "Ethernet", "gid": "::ffff:10.9.0.1", "gid_index": 1, "path_mtu_bytes": 4096,
+            "device": "rxe0", "port": 1, "link_layer": "Ethernet", "gid": "::ffff:10.9.0.1", "gid_index": 1, "path_mtu_bytes": 4096, "max_mtu_bytes": 4096,
             "state": "4: ACTIVE", "queue_pairs": 5, "pinned_bytes": 4096, "pinned_bound": 8192, "ending": 0, "ending_bound": 64,
         });
         let status = json!({
@@ -325,6 +351,7 @@ mod tests {
                 {"device": "soft", "links": ["shm:///a", "tcp://b:1"], "network_security": "keys"},
                 {"device": "rxe0", "links": ["rdma://c:1"], "network_security": "none", "hardware": rxe0},
             ],
+            "page_window": {"kind": "odp", "shown_pages": 7, "shown_pages_bound": 9, "is_lost": false},
             "durable_rpc": {"kind": "S-RFlush", "synced": "before the answer"}, "pool": {"page_bytes": 4096, "pages": 1024, "free_pages": 512},
             "files": {"inodes": 3}, "frames": {"bytes": 8192, "bound": 2, "used": 1, "dirty": 0},
             "sessions": {"count": 2, "bound": 9, "listed": [{"label": "a:/mnt"}, {"label": "status"}]},
@@ -338,6 +365,7 @@ mod tests {
 version     0.1, process 7, up 2 h
 links       shm:///a tcp://b:1 (tcp: keys); rdma://c:1 (rdma: none)
 RNIC        rxe0 port 1 (Ethernet), GID 1 ::ffff:10.9.0.1, path MTU 4096, 5 queue pairs, 4K pinned of 8K
+page window odp, 7 pages shown of 9 at most
 durability  ack
 durable RPC S-RFlush, synced before the answer
 space       2M of 4M free, 3 files and directories
@@ -403,6 +431,11 @@ problems    none known
             (
                 json!({"rnics": [{"hardware": {"device": "rxe0", "ending": 64, "ending_bound": 64}}]}),
                 "64 connections of the server by rxe0 that are over",
+            ),
+            (json!({"page_window": {"kind": "odp", "is_lost": true}}), "restart the server"),
+            (
+                json!({"rnics": [{"hardware": {"device": "rxe0", "path_mtu_bytes": 1024, "max_mtu_bytes": 4096}}]}),
+                "the path MTU of rxe0, the RNIC of the server, is 1024 and could be 4096",
             ),
             (json!({"pages": {"rotten": 1}}), "1 pages do not match"),
             (json!({"pages": {"write_errors": 2}}), "2 writes to a disk"),

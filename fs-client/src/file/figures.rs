@@ -11,6 +11,7 @@ pub(super) fn figures(session: &Session, reads: &Reads) -> Vec<(&'static str, u6
     vec![
         ("rpc_requests", wire.rpc_requests.load(Ordering::Relaxed)),
         ("onesided_reads", read.onesided_reads.get()),
+        ("window_pages", read.window_pages.get()),
         ("magic_hits", read.magic_hits.load(Ordering::Relaxed)),
         ("read_twice", read.read_twice.load(Ordering::Relaxed)),
         ("sparse_fetches", read.sparse_fetches.load(Ordering::Relaxed)),

@@ -3,11 +3,13 @@
 use super::frame_guesses::FrameGuesses;
 use super::layout::CachedLayout;
 use super::near_rnic::NearRnic;
+use super::remote::Shown;
+use super::spread_count::SpreadCount;
 use super::{initiator, remote};
 use crate::session::MappedWindows;
 use cuttlefs_common::ids::{FilePage, FileSlot};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::region::{FileTable, ResidencyTable};
+use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
 use cuttlefs_common::rpc::Layout;
 use std::sync::Arc;
 
@@ -48,8 +50,9 @@ impl RemoteReader {
     ) -> bool {
         let layout = CachedLayout::new(FilePage(0), layout);
         let mut rnic = NearRnic::new(frames, residency, files);
-        let windows = rnic.windows();
-        let got = remote::read(&mut rnic, &windows, &self.0, slot, &layout, 0, out);
+        let (windows, magic, counted) = (rnic.windows(), MagicPattern::new([7; 32]), SpreadCount::default());
+        let shown = Shown { windows: &windows, magic: &magic, counted: &counted };
+        let got = remote::read(&mut rnic, shown, &self.0, slot, &layout, 0, out);
         matches!(got, Ok(Some(got)) if got.valid_len == out.len() && got.missing.is_empty())
     }
 }

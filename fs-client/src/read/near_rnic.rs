@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 /// Executes READs of windows in this process.
 pub(super) struct NearRnic {
-    /// Frames, residency table and file table. The index here is a window's rkey.
-    windows: [Arc<SharedMemory>; 3],
+    /// Frames, residency table, file table, and the window of pages if there is one. The index here is a window's rkey.
+    windows: Vec<Arc<SharedMemory>>,
     data: Vec<u8>,
     proofs: Vec<u8>,
     /// The number of doorbells so far.
@@ -27,14 +27,31 @@ impl NearRnic {
     ) -> Self {
         let data = vec![0; if cfg!(feature = "model-check") { 64 } else { DATA_LEN }];
         let proofs = vec![0; PROOFS_LEN];
-        Self { windows: [frames, residency, files], data, proofs, doorbells: 0, meanwhile: Box::new(|_| ()) }
+        Self {
+            windows: vec![frames, residency, files],
+            data,
+            proofs,
+            doorbells: 0,
+            meanwhile: Box::new(|_| ()),
+        }
+    }
+
+    /// The same with a window of pages.
+    #[cfg(test)]
+    pub(super) fn with_pages(mut self, pages: Arc<SharedMemory>) -> Self {
+        self.windows.push(pages);
+        self
     }
 
     /// The windows' rkeys and lengths.
     pub(super) fn windows(&self) -> RemoteWindows {
-        let range =
-            |place: usize| RemoteRange { rkey: Rkey(place as u32), len: self.windows[place].len() as u64 };
-        RemoteWindows { frames: range(0), residency: range(1), files: range(2) }
+        let range = |place: usize| RemoteRange {
+            rkey: Rkey(place as u32),
+            first_address: 0,
+            len: self.windows[place].len() as u64,
+        };
+        let pages = (self.windows.len() > 3).then(|| range(3));
+        RemoteWindows { frames: range(0), residency: range(1), files: range(2), pages }
     }
 }
 

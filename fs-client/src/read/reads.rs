@@ -5,6 +5,7 @@ use super::frame_guesses::FrameGuesses;
 use super::initiator::NoAnswer;
 use super::layout::{CachedLayout, MAX_EXTENTS};
 use super::plan::Plan;
+use super::remote::Shown;
 use super::{CachedRegion, OneSided, ReadBuffers, ReadCounters, counting, initiator, remote, target};
 use crate::session::{Attachment, Session, SessionLane, Windows};
 use crate::transport::{Caller, FsError};
@@ -153,8 +154,13 @@ impl Reads {
                     let Some(windows) = lane.windows_in(attachment.attached.session) else {
                         return Ok(None);
                     };
+                    let shown = Shown {
+                        windows: &windows,
+                        magic: &attachment.attached.magic,
+                        counted: &self.counters.window_pages,
+                    };
                     region.with_layout(|layout| {
-                        remote::read(&mut lane, &windows, &self.frame_guesses, slot, layout, offset, out)
+                        remote::read(&mut lane, shown, &self.frame_guesses, slot, layout, offset, out)
                     })
                 }
             };

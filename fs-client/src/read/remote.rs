@@ -9,6 +9,11 @@
 //! ([`FrameGuesses`]). Pages with a wrong guess, or none, are read once more with the entries that came; a page whose entry is wrong again is
 //! missing.
 //!
+//! **A window of pages** (`RemoteWindows::pages`), where the server has one, spares the guess: pool page N is at N pages, whatever frame it is in, or
+//! the magic page is. The bytes are the page's if its entries prove it as above *and* no part of them is the magic pattern: the window follows the
+//! entries some time later. Pages are READ there as a whole, and land as a whole: rdma_rxe brings the beginning of a page of such a window,
+//! wherever in the page a READ begins. The last known entry only says whether the READ is worth it.
+//!
 //! # Invariants
 //! * Nothing READ is trusted: pool pages, frames and slots are checked against the windows' lengths before they are asked for.
 //! * A doorbell's pages are proven by its own slot. The file ends at the smallest of the sizes that were read: bytes before that were the
@@ -18,13 +23,14 @@ use super::OneSided;
 use super::frame_guesses::FrameGuesses;
 use super::initiator::NoAnswer;
 use super::layout::CachedLayout;
+use super::spread_count::SpreadCount;
 use crate::session::SessionLane;
-use crate::transport::{Landing, MAX_RUNS, PROOFS_LEN, Piece, RemoteWindows};
-use cuttlefs_common::ids::{FileSlot, PAGE_SIZE_U64, PoolPage, Rkey};
-use cuttlefs_common::rdma::Remote;
+use crate::transport::{DATA_LEN, Landing, MAX_RUNS, PROOFS_LEN, Piece, RemoteWindows};
+use cuttlefs_common::ids::{FileSlot, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{
-    ExtentState, FILE_SLOT_LEN, FileSlotView, FileTable, PagePart, PageSet, ResidencyEntry, ResidencyTable,
-    divide,
+    ExtentState, FILE_SLOT_LEN, FileSlotView, FileTable, MagicPattern, PagePart, PageSet, ResidencyEntry,
+    ResidencyTable, divide,
 };
 
 /// The most pages of a doorbell.
@@ -37,6 +43,7 @@ const ENTRIES_BEFORE: usize = 64;
 const ENTRIES_AFTER: usize = ENTRIES_BEFORE + PAGES * ENTRY;
 const ENTRY: usize = 8;
 const _: () = assert!(ENTRIES_AFTER + PAGES * ENTRY <= PROOFS_LEN);
+const _: () = assert!(PAGES * PAGE_SIZE <= DATA_LEN);
 // Each page may need an entry far from the others, twice, and its bytes.
 const _: () = assert!(2 + 3 * PAGES <= MAX_RUNS);
 
@@ -83,10 +90,19 @@ enum Came {
     Elsewhere(ResidencyEntry),
 }
 
+/// The server's windows, and the pattern that stands in its window of pages for pages on SSD.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'r> {
+    pub(super) windows: &'r RemoteWindows,
+    pub(super) magic: &'r MagicPattern,
+    /// Counts the pages that came through that window.
+    pub(super) counted: &'r SpreadCount,
+}
+
 /// Reads `[offset, offset + out.len())` of the file in `slot` with this layout. `None`: the link or the target refused, so fetch everything.
 pub(super) fn read(
     rnic: &mut impl ReadsPieces,
-    windows: &RemoteWindows,
+    shown: Shown<'_>,
     guesses: &FrameGuesses,
     slot: FileSlot,
     layout: &CachedLayout,
@@ -94,10 +110,10 @@ pub(super) fn read(
     out: &mut [u8],
 ) -> Result<Option<OneSided>, NoAnswer> {
     let slot = u64::from(slot.0) * FILE_SLOT_LEN as u64;
-    if !windows.files.contains(slot, FILE_SLOT_LEN as u64) {
+    if !shown.windows.files.contains(slot, FILE_SLOT_LEN as u64) {
         return Err(NoAnswer::SlotGone);
     }
-    let mut reading = Reading { rnic, windows, guesses, slot, generation: layout.generation() };
+    let mut reading = Reading { rnic, shown, guesses, slot, generation: layout.generation() };
     let parts: Vec<PagePart> = divide(offset, out.len()).collect();
     let mut valid_len = out.len();
     let mut missing = Vec::new();
@@ -135,7 +151,7 @@ pub(super) fn read(
 /// A read under way.
 struct Reading<'r, R> {
     rnic: &'r mut R,
-    windows: &'r RemoteWindows,
+    shown: Shown<'r>,
     guesses: &'r FrameGuesses,
     /// The offset of the file's slot in the file table.
     slot: u64,
@@ -145,13 +161,27 @@ struct Reading<'r, R> {
 
 impl<R: ReadsPieces> Reading<'_, R> {
     fn covers(&self, page: PoolPage) -> bool {
-        page.0.checked_mul(ENTRY as u64).is_some_and(|at| self.windows.residency.contains(at, ENTRY as u64))
+        let RemoteWindows { residency, pages, .. } = self.shown.windows;
+        page.0.checked_mul(ENTRY as u64).is_some_and(|at| residency.contains(at, ENTRY as u64))
+            && pages.is_none_or(|pages| self.page_in(pages, page.0).is_some())
     }
 
-    /// The offset of a page's bytes among the frames, by this entry; `None` if the entry names no frame.
-    fn bytes_at(&self, entry: ResidencyEntry, part: &PagePart) -> Option<u64> {
-        let at = u64::from(entry.frame().0) * PAGE_SIZE_U64 + part.offset_in_page as u64;
-        (entry.is_resident() && self.windows.frames.contains(at, part.len as u64)).then_some(at)
+    /// The offset of this page of a window, if the window has it.
+    fn page_in(&self, window: RemoteRange, number: u64) -> Option<u64> {
+        let at = number.checked_mul(PAGE_SIZE_U64)?;
+        window.contains(at, PAGE_SIZE_U64).then_some(at)
+    }
+
+    /// Where the page's bytes are by this entry, or if none is known: the window, and the offset of the page there. `None`: on SSD, or not known.
+    fn place(&self, page: PoolPage, entry: Option<ResidencyEntry>) -> Option<(RemoteRange, u64)> {
+        let RemoteWindows { frames, pages, .. } = *self.shown.windows;
+        let may_be_resident = |entry: ResidencyEntry| entry.is_resident();
+        let (window, number) = match (pages, entry) {
+            (Some(pages), entry) if entry.is_none_or(may_be_resident) => (pages, page.0),
+            (None, Some(entry)) if entry.is_resident() => (frames, u64::from(entry.frame().0)),
+            _ => return None,
+        };
+        Some((window, self.page_in(window, number)?))
     }
 
     /// Reads pages into their places in `out`. Returns the smallest size of the file among the looks.
@@ -188,10 +218,11 @@ impl<R: ReadsPieces> Reading<'_, R> {
 
     /// The pieces to READ for these pages.
     fn pieces(&self, wanted: &[Wanted]) -> Vec<Piece> {
-        let RemoteWindows { frames, residency, files } = self.windows;
-        let piece = |rkey: Rkey, offset: u64, len: usize, to: Landing| {
-            let remote = Remote::Memory { rkey, offset };
-            Piece { remote, len, to }
+        let RemoteWindows { residency, files, pages, .. } = *self.shown.windows;
+        let piece = |window: RemoteRange, offset: u64, len: usize, to: Landing| Piece {
+            remote: window.at(offset),
+            len,
+            to,
         };
         let entries = |at: usize| {
             // Neighbours in the pool are neighbours in the table.
@@ -200,15 +231,19 @@ impl<R: ReadsPieces> Reading<'_, R> {
             runs.map(move |run| {
                 let to = Landing::Proof(at + place * ENTRY);
                 place += run.len();
-                piece(residency.rkey, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to)
+                piece(residency, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to)
             })
         };
-        let bytes = wanted.iter().filter_map(|page| {
-            let at = self.bytes_at(page.guess?, &page.part)?;
-            Some(piece(frames.rkey, at, page.part.len, Landing::Data(page.part.offset_in_request)))
+        let bytes = wanted.iter().enumerate().filter_map(|(place, page)| {
+            let (window, at) = self.place(page.pool, page.guess)?;
+            let (from, len) = match pages {
+                Some(_) => (0, PAGE_SIZE),
+                None => (page.part.offset_in_page, page.part.len),
+            };
+            Some(piece(window, at + from as u64, len, Landing::Data(place * PAGE_SIZE + from)))
         });
-        let before = piece(files.rkey, self.slot, FileTable::VIEW_LEN, Landing::Proof(SLOT_BEFORE));
-        let after = piece(files.rkey, self.slot, FileTable::GENERATION_LEN, Landing::Proof(SLOT_AFTER));
+        let before = piece(files, self.slot, FileTable::VIEW_LEN, Landing::Proof(SLOT_BEFORE));
+        let after = piece(files, self.slot, FileTable::GENERATION_LEN, Landing::Proof(SLOT_AFTER));
         let mut pieces = vec![before];
         pieces.extend(entries(ENTRIES_BEFORE));
         pieces.extend(bytes);
@@ -242,16 +277,25 @@ impl<R: ReadsPieces> Reading<'_, R> {
         };
         let (before, after) = (entry(ENTRIES_BEFORE), entry(ENTRIES_AFTER));
         self.guesses.note(page.pool, after);
-        if !before.validates(after) || self.bytes_at(before, &page.part).is_none() {
+        let right = self.place(page.pool, Some(before));
+        if !before.validates(after) || right.is_none() {
             return Came::Missing;
         }
-        // The bytes were read from the guessed frame.
-        if page.guess.is_none_or(|guess| guess.frame() != before.frame()) {
+        // The bytes were read where the guess said.
+        if self.place(page.pool, page.guess) != right {
             return Came::Elsewhere(before);
+        }
+        if self.shown.windows.pages.is_some() {
+            let mut whole = [0; PAGE_SIZE];
+            self.rnic.data(place * PAGE_SIZE, &mut whole);
+            if self.shown.magic.is_in(&whole) {
+                return Came::Missing;
+            }
+            self.shown.counted.add(1);
         }
         let part = &page.part;
         let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
-        self.rnic.data(part.offset_in_request, target);
+        self.rnic.data(place * PAGE_SIZE + part.offset_in_page, target);
         Came::Filled
     }
 }

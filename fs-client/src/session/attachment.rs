@@ -72,7 +72,7 @@ impl CurrentAttachment {
         reads_tables: bool,
     ) -> Option<RemoteWindows> {
         let _alone = self.changing.lock();
-        let told = attached.windows.filter(|_| reads_tables).map(RemoteWindows::from);
+        let told = RemoteWindows::told(&attached).filter(|_| reads_tables);
         let windows = Windows::mapped(mapped).or(told.map(|_| Windows::Remote));
         let known = self.current.load().as_ref().is_some_and(|known| {
             known.attached.session == attached.session && (known.windows.is_some() || windows.is_none())

@@ -3,6 +3,7 @@
 use super::{FsError, Lane, Link};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{RdmaError, RemoteRange};
+use cuttlefs_common::rpc::Attached;
 use std::sync::Arc;
 
 /// The server's tables, for READs over the connection that was told of them: a key is good at the RNIC that gave it.
@@ -14,11 +15,15 @@ pub(crate) struct RemoteWindows {
     pub(crate) residency: RemoteRange,
     /// The file table.
     pub(crate) files: RemoteRange,
+    /// The window in which pool page N is at N pages, where the server has one: then bytes of pages are READ there, and not in the frames.
+    pub(crate) pages: Option<RemoteRange>,
 }
 
-impl From<[RemoteRange; 3]> for RemoteWindows {
-    fn from([frames, residency, files]: [RemoteRange; 3]) -> Self {
-        Self { frames, residency, files }
+impl RemoteWindows {
+    /// The tables that the server has told of.
+    pub(crate) fn told(attached: &Attached) -> Option<Self> {
+        let [frames, residency, files] = attached.windows?;
+        Some(Self { frames, residency, files, pages: attached.page_window })
     }
 }
 

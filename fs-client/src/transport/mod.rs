@@ -36,7 +36,6 @@ pub(crate) use call::LaneGuard;
 pub use caller::Caller;
 pub(crate) use data_buffer::DataBuffer;
 pub use error::FsError;
-#[cfg(any(test, feature = "model-check"))]
 pub(crate) use lane::DATA_LEN;
 pub(crate) use lane::{LANE_BYTES, Lane, MAX_RUNS, PROOFS_LEN};
 pub(crate) use link::Link;

@@ -17,6 +17,7 @@ use actors::World;
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::world::{Random, SystemRandom};
 use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::window::WindowKind;
 use running::{Site, Sizes, figure};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,9 @@ enum Links {
     Software,
     #[cfg(feature = "verbs")]
     Rnic,
+    /// An RNIC that follows a window of pages.
+    #[cfg(feature = "verbs")]
+    RnicWithWindow,
 }
 
 fn race(hotspots: Hotspots, links: Links) {
@@ -38,11 +42,18 @@ fn race(hotspots: Hotspots, links: Links) {
     println!("CUTTLEFS_STRESS_SEED={seed}");
     let until =
         variable("CUTTLEFS_STRESS_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let sizes = Sizes { pool_bytes: POOL_BYTES, frames: FRAMES, hotspots };
+    let window = match links {
+        #[cfg(feature = "verbs")]
+        Links::RnicWithWindow => WindowKind::Odp,
+        _ => WindowKind::Pinned,
+    };
+    let sizes = Sizes { pool_bytes: POOL_BYTES, frames: FRAMES, hotspots, window };
     let (site, schemes) = match links {
         Links::Software => (Site::new(sizes), ["tcp", "shm", "tables", "shm"]),
         #[cfg(feature = "verbs")]
-        Links::Rnic => (Site::over(sizes, running::serving::rdma_endpoint(), false), ["rdma"; 4]),
+        Links::Rnic | Links::RnicWithWindow => {
+            (Site::over(sizes, running::serving::rdma_endpoint(), false), ["rdma"; 4])
+        }
     };
     let magic = site.files().pages().magic();
     let connect = |scheme| match scheme {
@@ -95,8 +106,11 @@ fn race(hotspots: Hotspots, links: Links) {
         ("answered with the pattern", counts.target_magic),
         ("counted by clients", counts.counted),
     ];
+    let by_the_window =
+        [("read through the window", clients.iter().map(|client| figure(client, "window_pages")).sum())];
+    let by_the_window = by_the_window.into_iter().filter(|_| window == WindowKind::Odp);
     let of_software = where_the_target_translates.into_iter().filter(|_| links == Links::Software);
-    for (what, count) in everywhere.into_iter().chain(of_software) {
+    for (what, count) in everywhere.into_iter().chain(of_software).chain(by_the_window) {
         assert!(count > 50, "{what}: {count}");
     }
     for client in &clients {
@@ -133,5 +147,17 @@ mod rdma {
     #[ignore = "wants an RNIC"]
     fn no_reader_sees_what_moved_where_units_are_promoted() {
         race(Hotspots::Units, Links::Rnic);
+    }
+}
+
+/// Apart from `rdma`, whose tests run on any RNIC.
+#[cfg(feature = "verbs")]
+mod odp {
+    use super::{Hotspots, Links, race};
+
+    #[test]
+    #[ignore = "wants an RNIC with on-demand paging"]
+    fn no_reader_sees_what_moved_through_a_window() {
+        race(Hotspots::Pages, Links::RnicWithWindow);
     }
 }

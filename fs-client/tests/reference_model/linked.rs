@@ -15,6 +15,7 @@ use cuttlefs_common::rdma::sim::Cut;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::RegionPolicy;
+use cuttlefs_server::pages::window::WindowKind;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::serve::RunningServer;
 use proptest::prelude::*;
@@ -37,6 +38,7 @@ struct Linked {
     running: Option<RunningServer>,
     endpoint: Endpoint,
     pool_pages: u64,
+    window: WindowKind,
     directory: TempDir,
 }
 
@@ -47,7 +49,7 @@ fn make_pool(directory: &Path, size: u64) -> u64 {
     serving::make_pool(&options, key)
 }
 
-fn serve(directory: &Path, listen: Endpoint) -> RunningServer {
+fn serve(directory: &Path, listen: Endpoint, window: WindowKind) -> RunningServer {
     let with = Serve {
         frames: FRAMES,
         listen: vec![listen],
@@ -55,11 +57,16 @@ fn serve(directory: &Path, listen: Endpoint) -> RunningServer {
         hotspots: Hotspots::Pages,
         durable_answers: false,
     };
-    serving::serve(directory, with).expect("start")
+    serving::serve_windowed(directory, with, window).expect("start")
 }
 
 impl Linked {
     fn new(scheme: &str) -> Self {
+        Self::windowed(scheme, WindowKind::Pinned)
+    }
+
+    /// A site whose clients read pages from such a window, if they READ the tables.
+    fn windowed(scheme: &str, window: WindowKind) -> Self {
         let directory = tempfile::tempdir().expect("directory");
         let pool = directory.path().join("pool");
         let pool_pages = make_pool(&pool, POOL_BYTES);
@@ -69,11 +76,11 @@ impl Linked {
             "rdma" => serving::rdma_endpoint().to_string(),
             _ => format!("{scheme}://{}", directory.path().join("socket").display()),
         };
-        let running = serve(&pool, listen.parse().expect("an endpoint"));
+        let running = serve(&pool, listen.parse().expect("an endpoint"), window);
         let endpoint = running.endpoints().remove(0);
         let clients = Vec::new();
         let running = Some(running);
-        let mut site = Self { clients, link: None, running, endpoint, pool_pages, directory };
+        let mut site = Self { clients, link: None, running, endpoint, pool_pages, window, directory };
         site.clients = (0..2).map(|_| site.connect()).collect();
         site
     }
@@ -123,7 +130,8 @@ impl Site for Linked {
 
     fn restart(&mut self) {
         self.running.take().expect("it runs").stop();
-        self.running = Some(serve(&self.directory.path().join("pool"), self.endpoint.clone()));
+        let pool = self.directory.path().join("pool");
+        self.running = Some(serve(&pool, self.endpoint.clone(), self.window));
     }
 
     fn kill_at(&self, _cut: Cut, _death: Death) {}
@@ -184,6 +192,22 @@ mod rdma {
         #[ignore = "wants an RNIC"]
         fn rdma_behaves_as_the_model(steps in steps()) {
             walk(Linked::new("rdma"), &steps);
+        }
+    }
+}
+
+/// Apart from `rdma`, whose tests run on any RNIC.
+#[cfg(feature = "verbs")]
+mod odp {
+    use super::*;
+
+    proptest! {
+        #![proptest_config(crate::cases(4))]
+
+        #[test]
+        #[ignore = "wants an RNIC with on-demand paging"]
+        fn a_window_behaves_as_the_model(steps in steps()) {
+            walk(Linked::windowed("rdma", WindowKind::Odp), &steps);
         }
     }
 }

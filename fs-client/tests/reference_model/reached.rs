@@ -6,6 +6,7 @@ pub struct Reached {
     pub refused_for_space: u64,
     pub magic_hits: u64,
     pub onesided_reads: u64,
+    pub window_pages: u64,
     pub reconnects: u64,
 }
 
@@ -15,6 +16,7 @@ impl Reached {
         let figure =
             |name: &str| figures.iter().find(|(known, _)| *known == name).expect("a figure of that name").1;
         self.magic_hits += figure("magic_hits");
+        self.window_pages += figure("window_pages");
         self.onesided_reads += figure("onesided_reads");
         self.reconnects += figure("reconnects");
     }

@@ -12,6 +12,7 @@ use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::world::Clock;
+use cuttlefs_server::pages::window::WindowKind;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -158,6 +159,12 @@ fn config() -> impl Strategy<Value = WorldConfig> {
         })
 }
 
+/// Clients that READ pages in a window which the RNIC follows.
+fn windowed() -> impl Strategy<Value = WorldConfig> {
+    let (translation, page_window) = (Translation::InitiatorByReads, WindowKind::Odp);
+    config().prop_map(move |config| WorldConfig { translation, page_window, ..config })
+}
+
 /// Runs one case.
 fn run(config: WorldConfig, steps: &[(usize, Step)]) -> Reached {
     walk(Simulated::new(config), steps)
@@ -183,8 +190,29 @@ fn the_walks_come_across_what_they_are_for() {
     assert!(all.reconnects >= 20, "{all:?}");
 }
 
+#[test]
+fn walks_with_a_window_read_pages_there() {
+    let mut runner = TestRunner::deterministic();
+    let strategy = (windowed(), prop::collection::vec(step(), 100..120));
+    let mut all = Reached::default();
+    for _ in 0..20 {
+        let (config, steps) = strategy.new_tree(&mut runner).expect("a case").current();
+        all.window_pages += run(config, &steps).window_pages;
+    }
+    println!("{all:?}");
+    assert!(all.window_pages >= 100, "{all:?}");
+}
+
 proptest! {
     #![proptest_config(super::cases(300))]
+
+    #[test]
+    fn a_window_of_pages_behaves_as_the_model(
+        config in windowed(),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        run(config, &steps);
+    }
 
     #[test]
     fn bad_weather_behaves_as_the_model(

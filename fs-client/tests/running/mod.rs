@@ -12,6 +12,7 @@ use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_server::files::Files;
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::RegionPolicy;
+use cuttlefs_server::pages::window::WindowKind;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::serve::RunningServer;
 use serving::Serve;
@@ -30,6 +31,8 @@ pub struct Sizes {
     pub pool_bytes: u64,
     pub frames: u64,
     pub hotspots: Hotspots,
+    /// What clients that READ the tables read pages from.
+    pub window: WindowKind,
 }
 
 /// A running server, its pool and its endpoints.
@@ -72,7 +75,8 @@ impl Site {
             hotspots: self.sizes.hotspots,
             durable_answers: false,
         };
-        let running = serving::serve(&self.directory.path().join("pool"), with).expect("start");
+        let running = serving::serve_windowed(&self.directory.path().join("pool"), with, self.sizes.window)
+            .expect("start");
         self.listen[0] = running.endpoints().remove(0);
         self.running = Some(running);
     }

@@ -12,6 +12,7 @@ use cuttlefs_server::meta::{Caller, DiskOptions, DiskStore, Format, HashKey, Met
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::ScrubOptions;
 use cuttlefs_server::pages::policy::RegionPolicy;
+use cuttlefs_server::pages::window::WindowKind;
 use cuttlefs_server::pool::{self, FormatOptions};
 use cuttlefs_server::rights::ExportRule;
 use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions, StartError};
@@ -80,13 +81,26 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
     serve_by(vec![ExportRule::default()], directory, serve)
 }
 
+/// Serves the pool with a window of pages for clients that READ the tables.
+pub fn serve_windowed(
+    directory: &Path,
+    serve: Serve,
+    window: WindowKind,
+) -> Result<RunningServer, StartError> {
+    start(devices(&serve), vec![ExportRule::default()], directory, serve, window)
+}
+
 /// Serves the pool by these export rules.
 pub fn serve_by(
     exports: Vec<ExportRule>,
     directory: &Path,
     serve: Serve,
 ) -> Result<RunningServer, StartError> {
-    let devices = match &serve.listen[..] {
+    serve_with(devices(&serve), exports, directory, serve)
+}
+
+fn devices(serve: &Serve) -> Devices {
+    match &serve.listen[..] {
         [first @ Endpoint::Rdma { .. }, ..] => {
             open_to_listen(&serve.listen, rnic_options(first)).expect("an RNIC")
         }
@@ -94,8 +108,7 @@ pub fn serve_by(
             let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
             device.into()
         }
-    };
-    serve_with(devices, exports, directory, serve)
+    }
 }
 
 /// Serves the pool by these export rules and with these devices.
@@ -104,6 +117,16 @@ pub fn serve_with(
     exports: Vec<ExportRule>,
     directory: &Path,
     serve: Serve,
+) -> Result<RunningServer, StartError> {
+    start(devices, exports, directory, serve, WindowKind::Pinned)
+}
+
+fn start(
+    devices: Devices,
+    exports: Vec<ExportRule>,
+    directory: &Path,
+    serve: Serve,
+    page_window: WindowKind,
 ) -> Result<RunningServer, StartError> {
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
@@ -119,6 +142,7 @@ pub fn serve_with(
         durable_answers: serve.durable_answers,
         // Trusted clients may read the tables: those that are told to do, the others do not need them.
         trust_clients: true,
+        page_window,
         ..ServeOptions::new(serve.frames * 4096, serve.listen)
     };
     RunningServer::start(parts, options)

@@ -23,6 +23,7 @@ use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, StoreLie
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::ScrubOptions;
 use cuttlefs_server::pages::policy::RegionPolicy;
+use cuttlefs_server::pages::window::WindowKind;
 use cuttlefs_server::pool::{SimDisk, SimMode, SumLayout};
 use cuttlefs_server::rights::ExportRule;
 use cuttlefs_server::serve::ServeOptions;
@@ -45,6 +46,8 @@ pub struct WorldConfig {
     pub deferred: bool,
     /// Whether every answer is durable.
     pub durable_answers: bool,
+    /// What clients that READ the tables read pages from.
+    pub page_window: WindowKind,
     /// Whether time passes while requests run.
     pub restless: bool,
     /// The bound of each client's copies of unsynced changes.
@@ -65,6 +68,7 @@ impl WorldConfig {
             frames,
             deferred,
             durable_answers,
+            page_window: WindowKind::Pinned,
             restless,
             unsynced_bytes,
             lie,
@@ -544,6 +548,7 @@ impl Inner {
             sum_cache_bytes: 4096,
             durable_answers: self.config.durable_answers,
             trust_clients: self.config.translation == Translation::InitiatorByReads,
+            page_window: self.config.page_window,
         };
         let server = OneThreadServer::start(
             meta,

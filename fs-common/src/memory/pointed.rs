@@ -100,6 +100,11 @@ impl PointedMemory {
         Ok(window)
     }
 
+    /// Mappings of a process (`vm.max_map_count`) that suffice for a window of so many pages, of which so many are shown at once.
+    pub fn mappings(pages: u64, shown: u64) -> u64 {
+        OTHER_RUNS as u64 + pages.div_ceil(GONE_PAGES as u64) + 2 * shown
+    }
+
     /// The memory of the window, to register and to read.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory

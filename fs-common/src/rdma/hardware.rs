@@ -26,6 +26,8 @@ pub struct HardwareFigures {
     pub interface: Option<String>,
     /// The path MTU of the last connection that was made.
     pub path_mtu_bytes: Option<u32>,
+    /// The largest path MTU that the port can have.
+    pub max_mtu_bytes: Option<u32>,
     /// Queue pairs of this process.
     pub queue_pairs: u64,
     /// Queue pairs that the device has for all processes.

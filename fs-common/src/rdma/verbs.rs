@@ -422,6 +422,8 @@ pub struct Capabilities {
     pub shared_receives: bool,
     /// There are memory windows ([`QueuePair::create_window`]).
     pub memory_windows: bool,
+    /// Memory whose pages are pointed can be registered, and is followed: a READ finds the page that is there at that moment (on-demand paging).
+    pub on_demand_paging: bool,
     /// A FLUSH covers SENDs, too: the target's RNIC places messages without the target's CPU, or orders the FLUSH behind their placement.
     pub flush_after_send: bool,
 }
@@ -562,6 +564,8 @@ pub trait FileTarget: Send + Sync {
 pub struct RemoteRange {
     /// Key of the region that is the whole window.
     pub rkey: Rkey,
+    /// The address of the window's first byte ([`MemoryRegion::first_address`]).
+    pub first_address: u64,
     /// Length of the window in bytes.
     pub len: u64,
 }
@@ -570,6 +574,11 @@ impl RemoteRange {
     /// Whether `[offset, offset + len)` lies inside.
     pub fn contains(self, offset: u64, len: u64) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+
+    /// The place at an offset in the window. What a broken peer says may wrap around; its RNIC then refuses the request.
+    pub fn at(self, offset: u64) -> Remote {
+        Remote::Memory { rkey: self.rkey, offset: self.first_address.wrapping_add(offset) }
     }
 }
 
@@ -666,6 +675,10 @@ pub trait QueuePair: Send + Sync {
     /// The most bytes of a request that a post copies; 0: none.
     fn max_inline(&self) -> u32 {
         0
+    }
+    /// The most bytes of a packet between the two ends; `None` where a READ is not cut into packets. Asks the kernel.
+    fn path_mtu_bytes(&self) -> Option<u32> {
+        None
     }
     /// Posts requests and rings the doorbell once.
     ///

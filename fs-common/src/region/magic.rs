@@ -37,6 +37,11 @@ impl MagicPattern {
         rotated[PATTERN_LEN - phase..].copy_from_slice(&self.0[..phase]);
         !part.is_empty() && part.chunks(PATTERN_LEN).all(|chunk| chunk == &rotated[..chunk.len()])
     }
+
+    /// Whether somewhere in a page a whole pattern lies at its place: then a part of the page may be from the magic page.
+    pub fn is_in(&self, page: &[u8]) -> bool {
+        page.chunks_exact(PATTERN_LEN).any(|chunk| chunk == self.0)
+    }
 }
 
 #[cfg(test)]
@@ -60,6 +65,18 @@ mod tests {
             part[flip.index(len)] ^= 1 << bit;
             prop_assert!(!pattern.covers(offset, &part));
         }
+    }
+
+    #[test]
+    fn one_pattern_at_its_place_is_found_in_a_page() {
+        let pattern = MagicPattern::new(std::array::from_fn(|at| at as u8 + 1));
+        let mut page = vec![0; PAGE_SIZE];
+        assert!(!pattern.is_in(&page));
+        pattern.fill(0, &mut page[100..100 + PATTERN_LEN]);
+        assert!(!pattern.is_in(&page), "it is not where the magic page has one");
+        let last = PAGE_SIZE - PATTERN_LEN;
+        pattern.fill(last, &mut page[last..]);
+        assert!(pattern.is_in(&page));
     }
 
     #[test]

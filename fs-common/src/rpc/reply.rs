@@ -39,6 +39,9 @@ pub struct Attached {
     /// The server's tables, in `WindowId::ALL` order, for a client that is trusted with them and has a link that maps nothing: it may READ these
     /// regions as a whole.
     pub windows: Option<[RemoteRange; 3]>,
+    /// A window in which pool page N is at N pages: its frame, or the magic page. Who is told of it READs bytes of pages there, whole pages, and not
+    /// in the frames.
+    pub page_window: Option<RemoteRange>,
 }
 
 /// How one-sided reads of file bytes work at a server.

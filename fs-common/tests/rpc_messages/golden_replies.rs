@@ -105,7 +105,12 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 one_sided: OneSidedReads::Off,
                 sampling: Some(Sampling { unit_pages: 256, period_ms: 1000 }),
                 durable_answers: true,
-                windows: Some([1, 2, 3].map(|n| RemoteRange { rkey: Rkey(n), len: 1000 * u64::from(n) })),
+                windows: Some([1, 2, 3].map(|n| RemoteRange {
+                    rkey: Rkey(n),
+                    first_address: 0,
+                    len: 1000 * u64::from(n),
+                })),
+                page_window: Some(RemoteRange { rkey: Rkey(4), first_address: 5, len: 6 }),
             }),
             joined(&[
                 &[1],
@@ -120,7 +125,8 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 &[2],
                 &[1, 0x80, 2, 0xe8, 7],
                 &[1],
-                &[1, 1, 0xe8, 7, 2, 0xd0, 0xf, 3, 0xb8, 0x17],
+                &[1, 1, 0, 0xe8, 7, 2, 0, 0xd0, 0xf, 3, 0, 0xb8, 0x17],
+                &[1, 4, 5, 6],
             ]),
         ),
         (

@@ -385,8 +385,14 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                         one_sided,
                         sampling: sampling.map(|(unit_pages, period_ms)| Sampling { unit_pages, period_ms }),
                         durable_answers,
-                        windows: windows
-                            .map(|windows| windows.map(|(rkey, len)| RemoteRange { rkey: Rkey(rkey), len })),
+                        windows: windows.map(|windows| {
+                            windows.map(|(rkey, len)| RemoteRange { rkey: Rkey(rkey), first_address: 0, len })
+                        }),
+                        page_window: windows.map(|[(rkey, len), ..]| RemoteRange {
+                            rkey: Rkey(rkey),
+                            first_address: len,
+                            len,
+                        }),
                     })
                 },
             )

@@ -5,6 +5,7 @@ use super::pinned_memory::PinnedMemory;
 use crate::config::{CONFIG_FILE, Durability, ExportConfig, LEAST_MEMORY_BYTES};
 use crate::meta::{DiskOptions, DiskStore, Meta};
 use crate::pages::policy::{PolicyName, RegionPolicy, Technique};
+use crate::pages::window::WindowKind;
 use crate::pages::{Hotspots, ScrubOptions};
 use crate::pool;
 use crate::serve::{Parts, RunningServer, ServeOptions};
@@ -98,6 +99,10 @@ pub(super) struct ServeArgs {
     /// file, whatever its mode and his export. Without it reads over rdma:// are RPCs [default: `trust_clients` of cuttlefs.toml]
     #[arg(long)]
     trust_clients: bool,
+    /// Where trusted clients over rdma:// read pages: pinned (the server's frames), or odp (a window that each RNIC follows by on-demand
+    /// paging; slower, and for RNICs that have it: docs/rdma.md) [default: `page_window` of cuttlefs.toml, pinned]
+    #[arg(long, value_enum, value_name = "WINDOW")]
+    page_window: Option<WindowKind>,
     /// Stop when standard input ends: for a program that starts a server and may be killed, which closes its pipe
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -200,6 +205,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         sum_cache_bytes: usize::try_from(args.checksum_cache.0).context("--checksum-cache is too large")?,
         durable_answers: durability == Durability::Ack,
         trust_clients,
+        page_window: args.page_window.unwrap_or(config.server.page_window),
     };
     let running = RunningServer::start(parts, options)?;
     for endpoint in running.endpoints() {

@@ -259,6 +259,11 @@ impl Pages {
         Self { residency: self.residency.with_window(window), ..self }
     }
 
+    /// Whether there is a window that shows the pages, and it is not lost.
+    pub fn shows_window(&self) -> bool {
+        self.residency.shows_window()
+    }
+
     /// The same for disks with checksums.
     pub fn with_sums(self, sums: Arc<PageSums>) -> Self {
         Self { sums: Some(sums), ..self }

@@ -38,6 +38,11 @@ impl Residency {
         Self { following, ..self }
     }
 
+    /// Whether there is a window, and it is not lost.
+    pub(super) fn shows_window(&self) -> bool {
+        self.following.as_ref().is_some_and(|following| !following.is_lost())
+    }
+
     /// Makes the window show all changes so far, which frees the frames that wait for that.
     pub(super) fn settle_window(&self) {
         if let Some(following) = &self.following {

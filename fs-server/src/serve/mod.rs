@@ -14,6 +14,7 @@ mod held_memory;
 mod memory;
 /// A whole server in the calling thread.
 pub mod one_thread;
+mod page_window;
 mod recovery;
 pub mod rotten;
 mod shown_windows;
@@ -26,6 +27,7 @@ use crate::files::{Files, FilesConfig};
 use crate::locks::Locks;
 use crate::meta::{Meta, PART_PAGES, Plane};
 use crate::pages::policy::{Access, Exposure, RegionPolicy};
+use crate::pages::window::WindowKind;
 use crate::pages::{Hotspots, Pages, PagesConfig, ScrubFigures, ScrubOptions};
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
 use crate::rights::{Accounts, ExportRule, Exports, Tickets};
@@ -44,6 +46,7 @@ use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
+pub use page_window::NoPageWindow;
 use parking_lot::{Mutex, RwLock};
 use recovery::RecoveryError;
 use rotten::RottenPages;
@@ -110,6 +113,8 @@ pub struct ServeOptions {
     pub durable_answers: bool,
     /// Whether every client may READ the frames and tables, and with them every file: for clients that could read as root anyway.
     pub trust_clients: bool,
+    /// What trusted clients READ bytes of pages from.
+    pub page_window: WindowKind,
 }
 
 impl ServeOptions {
@@ -128,6 +133,7 @@ impl ServeOptions {
             sum_cache_bytes: 1 << 20,
             durable_answers: false,
             trust_clients: false,
+            page_window: WindowKind::Pinned,
         }
     }
 }
@@ -169,6 +175,9 @@ pub enum StartError {
          to take a page fault; listen on tcp:// or unix:// only"
     )]
     FaultsWithoutNic(Endpoint),
+    /// The window of pages that was asked for cannot be had.
+    #[error(transparent)]
+    PageWindow(#[from] NoPageWindow),
     /// The state that the server before left cannot be recovered.
     #[error("cannot recover what the server before this one left: {0}")]
     Recovery(#[from] RecoveryError),
@@ -382,6 +391,12 @@ fn build(
         .map_err(system("take the memory budget (--memory)"))?
         .with_mapped(cached)
         .with_sums(sums.clone());
+    let (kind, trusted) = (options.page_window, options.trust_clients);
+    let window = page_window::make(kind, trusted, options.policy, &devices, pool_pages, pages.frames())?;
+    let pages = match &window {
+        Some(window) => pages.with_window(Box::new(window.clone())),
+        None => pages,
+    };
     let files = Files::new(FilesConfig::default(), Arc::new(pages), space, committed, random.clone())
         .map_err(system("take the memory of the file table"))?;
     let files = Arc::new(files);
@@ -424,6 +439,7 @@ fn build(
             durable_answers: options.durable_answers,
             trust_clients: options.trust_clients,
         },
+        page_window: window,
         rnics,
         clock,
         counters: ServerCounters::default(),

@@ -23,7 +23,10 @@ pub(super) fn show(server: &Server, trust: bool) -> Result<(), RdmaError> {
             let access = Access { remote_read: true, ..Access::NONE };
             let [frames, residency, files] =
                 windows.each_ref().map(|(_, memory)| rnic.pd.register(memory.clone(), access));
-            rnic.show_windows([frames?, residency?, files?]);
+            let follows = server.page_window.as_ref().filter(|_| rnic.device.capabilities().on_demand_paging);
+            let pages =
+                follows.map(|window| rnic.pd.register(window.memory().clone(), access)).transpose()?;
+            rnic.show_windows([frames?, residency?, files?], pages);
         }
     }
     Ok(())

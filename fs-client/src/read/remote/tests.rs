@@ -53,9 +53,37 @@ fn read_with(
     guesses: &FrameGuesses,
     out: &mut [u8],
 ) -> Result<Option<OneSided>, NoAnswer> {
-    let windows = rnic.windows();
-    read(rnic, &windows, guesses, SLOT, &layout(7), 0, out)
+    read_as(rnic, guesses, SLOT, &layout(7), 0, out)
 }
+
+fn read_as(
+    rnic: &mut NearRnic,
+    guesses: &FrameGuesses,
+    slot: FileSlot,
+    layout: &CachedLayout,
+    offset: u64,
+    out: &mut [u8],
+) -> Result<Option<OneSided>, NoAnswer> {
+    let (windows, counted) = (rnic.windows(), SpreadCount::default());
+    let got = read(
+        rnic,
+        Shown { windows: &windows, magic: &MAGIC, counted: &counted },
+        guesses,
+        slot,
+        layout,
+        offset,
+        out,
+    );
+    if let (Some(_), Ok(Some(got))) = (windows.pages, &got) {
+        let pages = divide(offset, got.valid_len).len() - got.missing.count();
+        // A page that was read twice for another one is counted twice.
+        assert!(counted.get() >= pages as u64, "each page came through the window");
+    }
+    got
+}
+
+/// The pattern of pages on SSD.
+const MAGIC: MagicPattern = MagicPattern::new([0x5a; 32]);
 
 /// Checks which pages are missing, and the bytes of all others.
 fn check(got: &OneSided, out: &[u8]) {
@@ -131,10 +159,8 @@ fn a_file_that_becomes_shorter_between_two_doorbells_ends_at_the_shorter_length(
 fn layouts_and_slots_that_are_gone_are_noticed() {
     let (server, guesses) = (Server::new(), FrameGuesses::default());
     let mut out = vec![0; 100];
-    let windows = server.rnic().windows();
-    let mut read = |slot, generation| {
-        read(&mut server.rnic(), &windows, &guesses, slot, &layout(generation), 0, &mut out)
-    };
+    let mut read =
+        |slot, generation| read_as(&mut server.rnic(), &guesses, slot, &layout(generation), 0, &mut out);
     assert_eq!(read(SLOT, 6), Err(NoAnswer::LayoutStale));
     assert_eq!(read(FileSlot(999), 7), Err(NoAnswer::SlotGone));
     server.files.retire(SLOT);
@@ -174,7 +200,73 @@ fn numbers_from_a_broken_peer_are_checked() {
     let wild =
         CachedLayout::new(FilePage(0), Layout { generation: 7, extents: vec![wild], known_until: None });
     let mut rnic = server.rnic();
-    let windows = rnic.windows();
-    let got = read(&mut rnic, &windows, &guesses, SLOT, &wild, 0, &mut out).expect("answer").expect("read");
+    let got = read_as(&mut rnic, &guesses, SLOT, &wild, 0, &mut out).expect("answer").expect("read");
     assert!(got.missing.contains(0));
+}
+
+/// The server's window of pages, which shows all pages that are in frames.
+fn window(server: &Server) -> Arc<SharedMemory> {
+    let window = Arc::new(SharedMemory::new("window", 101 * PAGE_SIZE).expect("window"));
+    window.fill(0, 101 * PAGE_SIZE, 0x5a);
+    for page in (0..PAGES_OF_FILE as usize).filter(|page| page % 4 != 3) {
+        window.fill((100 - page) * PAGE_SIZE, PAGE_SIZE, page as u8);
+    }
+    // What is read comes from there and not from the frames.
+    server.frames.fill(0, 64 * PAGE_SIZE, 0xee);
+    window
+}
+
+#[test]
+fn through_a_window_a_first_read_takes_one_doorbell_for_each_part() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let window = window(&server);
+    // From and to the middle of a page.
+    for (offset, doorbells) in [(0, 2), (0, 2), (4 * PAGE_SIZE_U64 + 100, 2)] {
+        let mut out = vec![0xff; PAGES_OF_FILE as usize * PAGE_SIZE - 5000];
+        let mut rnic = server.rnic().with_pages(window.clone());
+        let got = read_as(&mut rnic, &guesses, SLOT, &layout(7), offset, &mut out);
+        let got = got.expect("answer").expect("read");
+        assert_eq!(rnic.doorbells, doorbells);
+        for (index, part) in divide(offset, got.valid_len).enumerate() {
+            let bytes = &out[part.offset_in_request..part.offset_in_request + part.len];
+            let page = part.page.0;
+            assert_eq!(got.missing.contains(index), page % 4 == 3, "page {page}");
+            assert!(page % 4 == 3 || bytes.iter().all(|byte| u64::from(*byte) == page), "page {page}");
+        }
+    }
+}
+
+#[test]
+fn a_page_that_the_window_does_not_show_yet_or_shows_in_part_is_missing() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let window = window(&server);
+    let mut out = vec![0xff; 100];
+    // The magic page is behind the bytes that are asked for, too.
+    window.fill(101 * PAGE_SIZE - 32, 32, 0x5a);
+    let mut rnic = server.rnic().with_pages(window.clone());
+    let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+    assert!(got.missing.contains(0));
+    window.fill(100 * PAGE_SIZE, PAGE_SIZE, 0);
+    let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+    assert!(got.missing.is_empty() && out.iter().all(|byte| *byte == 0));
+    // The page is written while it is read.
+    let residency = server.residency.clone();
+    let mut rnic = server.rnic().with_pages(window);
+    rnic.meanwhile = Box::new(move |_| {
+        residency.begin_change(PoolPage(100));
+    });
+    let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+    assert!(got.missing.contains(0));
+}
+
+#[test]
+fn a_page_that_was_on_ssd_at_the_last_look_is_asked_for_when_it_is_back() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let window = window(&server);
+    guesses.note(PoolPage(100), ResidencyEntry::new(FrameIndex::MAGIC, 2, false));
+    let mut out = vec![0xff; 100];
+    let mut rnic = server.rnic().with_pages(window);
+    let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+    assert!(got.missing.is_empty() && out.iter().all(|byte| *byte == 0));
+    assert_eq!(rnic.doorbells, 2);
 }

@@ -580,6 +580,8 @@ impl Device for SimDevice {
             atomic_write: false,
             shared_receives: self.has_shared_receives(),
             memory_windows: false,
+            // A READ is a copy from the process's own mapping.
+            on_demand_paging: true,
             // A FLUSH places the messages that were sent before it.
             flush_after_send: true,
         }

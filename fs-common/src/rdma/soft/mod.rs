@@ -243,6 +243,8 @@ impl Device for SoftDevice {
             atomic_write: false,
             shared_receives: false,
             memory_windows: false,
+            // A window that is closed would be a fault of this process's own.
+            on_demand_paging: false,
             flush_after_send: true,
         }
     }

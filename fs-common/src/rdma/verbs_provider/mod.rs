@@ -79,6 +79,8 @@ struct Shared {
     abilities: Abilities,
     /// The port that the endpoint led to that it was opened for.
     port: Arc<LastLook>,
+    /// The largest MTU that this port can have.
+    max_mtu_bytes: Option<u32>,
     /// Where connections begin, if that does not follow from where they lead.
     source: Option<SocketAddr>,
     /// Registered bytes. Relaxed: a figure.
@@ -182,6 +184,7 @@ impl VerbsDevice {
                 via.device, via.port
             )));
         }
+        let max_mtu_bytes = context.max_mtu_bytes(port);
         let port = Arc::new(LastLook::new(Port::new(&name, port), gid, &limits));
         let prover = match &security {
             TcpSecurity::Keys(keys) => Some(Prover::new(keys.own())),
@@ -190,6 +193,7 @@ impl VerbsDevice {
         let shared = Shared {
             context,
             port,
+            max_mtu_bytes,
             name,
             limits,
             abilities: Abilities::of(context),
@@ -305,6 +309,7 @@ impl Device for VerbsDevice {
         let mtu = events.map_or(0, |events| events.path_mtu_bytes.load(Ordering::Relaxed));
         Some(HardwareFigures {
             path_mtu_bytes: (mtu > 0).then_some(mtu),
+            max_mtu_bytes: shared.max_mtu_bytes,
             queue_pairs: events.map_or(0, |events| events.queue_pairs.load(Ordering::Relaxed)),
             pinned_bytes: shared.pinned_bytes.load(Ordering::Relaxed),
             ending: shared.ending.count() as u64,
@@ -325,6 +330,7 @@ impl Device for VerbsDevice {
             atomic_write: self.shared.abilities.atomic_write,
             shared_receives: self.shared.limits.shared_receives > 0,
             memory_windows: self.shared.limits.has_windows,
+            on_demand_paging: self.shared.abilities.on_demand_paging,
             flush_after_send: false,
         }
     }

@@ -481,6 +481,10 @@ impl QueuePair for VerbsQp {
         self.capacities.max_inline
     }
 
+    fn path_mtu_bytes(&self) -> Option<u32> {
+        Some(self.id.path_mtu_bytes().unwrap_or(0))
+    }
+
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });

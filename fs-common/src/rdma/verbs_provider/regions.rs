@@ -24,7 +24,9 @@ impl Regions {
     ) -> VerbsMr {
         let main = Arc::new(main);
         self.0.write().insert(main.lkey(), main.clone());
-        let pinned = main.len() + reading.as_ref().map_or(0, Mr::len);
+        // Memory that the RNIC follows is not pinned.
+        let pinned =
+            if main.memory.is_pointed() { 0 } else { main.len() + reading.as_ref().map_or(0, Mr::len) };
         device.pinned_bytes.fetch_add(pinned, Ordering::Relaxed);
         VerbsMr { main, reading, reach, pinned, regions: self.clone(), device: device.clone() }
     }

@@ -87,6 +87,18 @@ impl Context {
         }
     }
 
+    /// The largest MTU of a port.
+    pub(super) fn max_mtu_bytes(self, port: u8) -> Option<u32> {
+        let mut attributes = MaybeUninit::<ffi::ibv_port_attr>::zeroed();
+        // SAFETY: the context is open; the library fills no more than the plain structure in (this call's is the beginning of it), of which all
+        // zeros is a value.
+        let attributes = unsafe {
+            let asked = ffi::ibv_query_port(self.0.as_ptr(), port, attributes.as_mut_ptr().cast());
+            (asked == 0).then(|| attributes.assume_init())
+        };
+        mtu_bytes(attributes?.max_mtu)
+    }
+
     pub(super) fn limits(self) -> io::Result<Limits> {
         let mut attributes = MaybeUninit::<ffi::ibv_device_attr>::zeroed();
         // SAFETY: the context is open; the library fills the plain structure in, of which all zeros is a value, too.
@@ -111,6 +123,11 @@ impl Context {
             },
         })
     }
+}
+
+/// The bytes of an MTU: `IBV_MTU_256` is 1, and each next one twice that (verbs.h, enum ibv_mtu).
+fn mtu_bytes(mtu: u32) -> Option<u32> {
+    (1..=5).contains(&mtu).then(|| 128 << mtu)
 }
 
 /// A protection domain.
@@ -526,9 +543,7 @@ impl Id {
 
     /// Of its connection.
     pub(super) fn path_mtu_bytes(&self) -> Option<u32> {
-        let mtu = self.query(ffi::ibv_qp_attr_mask::IBV_QP_PATH_MTU).ok()?.path_mtu;
-        // IBV_MTU_256 is 1, and each next one twice that (verbs.h, enum ibv_mtu).
-        (1..=5).contains(&mtu).then(|| 128 << mtu)
+        mtu_bytes(self.query(ffi::ibv_qp_attr_mask::IBV_QP_PATH_MTU).ok()?.path_mtu)
     }
 
     pub(super) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {

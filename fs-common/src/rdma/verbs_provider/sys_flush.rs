@@ -44,12 +44,15 @@ pub(super) struct Abilities {
     /// How far a FLUSH that is posted here can reach.
     pub(super) as_initiator: FlushReach,
     pub(super) atomic_write: bool,
+    /// Peers can READ memory that the device follows through the process's page table.
+    pub(super) on_demand_paging: bool,
 }
 
 impl Abilities {
     /// Asks the device; if it supports anything, tries the library.
     pub(super) fn of(context: Context) -> Self {
-        let flags = device_flags(context).unwrap_or(0);
+        let attributes = attributes(context);
+        let flags = attributes.map_or(0, |attributes| attributes.device_cap_flags_ex);
         let has = |flag| flags & flag != 0;
         // Persistence without visibility would be of no use: readers must find the persistent bytes.
         let as_target = match (has(CAP_FLUSH_GLOBAL), has(CAP_FLUSH_PERSISTENT)) {
@@ -59,7 +62,14 @@ impl Abilities {
         };
         let is_known = as_target != FlushReach::None && library_knows_flush(context).unwrap_or(false);
         let as_initiator = if is_known { as_target } else { FlushReach::None };
-        Self { as_target, as_initiator, atomic_write: has(CAP_ATOMIC_WRITE) }
+        let on_demand_paging = attributes.is_some_and(|attributes| {
+            let paging = attributes.odp_caps;
+            paging.general_caps & u64::from(ffi::ibv_odp_general_caps::IBV_ODP_SUPPORT.0) != 0
+                && paging.per_transport_caps.rc_odp_caps
+                    & ffi::ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_READ.0
+                    != 0
+        });
+        Self { as_target, as_initiator, atomic_write: has(CAP_ATOMIC_WRITE), on_demand_paging }
     }
 }
 
@@ -81,8 +91,8 @@ unsafe fn extension(context: Context, at: usize) -> Option<NonNull<ffi::verbs_co
     }
 }
 
-/// The device's `device_cap_flags_ex`.
-fn device_flags(context: Context) -> Option<u64> {
+/// The device's attributes, with the newer ones.
+fn attributes(context: Context) -> Option<ffi::ibv_device_attr_ex> {
     let mut attributes = MaybeUninit::<ffi::ibv_device_attr_ex>::zeroed();
     let len = size_of::<ffi::ibv_device_attr_ex>();
     // SAFETY: the context is open; the library fills as much of the plain structure in as it knows, and all zeros is a value.
@@ -90,7 +100,7 @@ fn device_flags(context: Context) -> Option<u64> {
         let calls = extension(context, offset_of!(ffi::verbs_context, query_device_ex))?;
         let query = (*calls.as_ptr()).query_device_ex?;
         let asked = query(context.as_ptr(), null(), attributes.as_mut_ptr(), len);
-        (asked == 0).then(|| attributes.assume_init().device_cap_flags_ex)
+        (asked == 0).then(|| attributes.assume_init())
     }
 }
 

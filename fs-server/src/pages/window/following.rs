@@ -45,6 +45,11 @@ impl Following {
         Self { window, frames, waiting: Mutex::new(Waiting::default()) }
     }
 
+    /// Whether the window is lost.
+    pub(in crate::pages) fn is_lost(&self) -> bool {
+        self.waiting.lock().is_lost
+    }
+
     /// Called before a page's entry names a frame. Like all functions here that name a page, under the page's block lock.
     pub(in crate::pages) fn before_publish(&self, page: PoolPage) {
         let mut waiting = self.waiting.lock();

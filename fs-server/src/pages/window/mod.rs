@@ -24,7 +24,28 @@ mod tests;
 pub(super) use following::Following;
 
 use cuttlefs_common::ids::{FrameIndex, PoolPage};
-use std::fmt::Debug;
+use serde::Deserialize;
+use std::fmt::{self, Debug};
+
+/// What RNICs of trusted clients READ bytes of pages from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum WindowKind {
+    /// The frames; there is no window.
+    #[default]
+    Pinned,
+    /// A window that the RNICs follow by on-demand paging.
+    Odp,
+}
+
+impl fmt::Display for WindowKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pinned => "pinned",
+            Self::Odp => "odp",
+        })
+    }
+}
 
 /// A change of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,6 +46,8 @@ pub(crate) fn attach(
         return Err(Status::Invalid);
     }
     let policy = server.files.pages().policy();
+    let rnic = server.rnics.get(connection.rnic());
+    let shows_window = server.files.pages().shows_window();
     body(&Reply::Attached(Attached {
         server_epoch: server.about.epoch,
         session: session.number().0,
@@ -62,7 +64,8 @@ pub(crate) fn attach(
         },
         sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.about.sampling),
         durable_answers: server.about.durable_answers,
-        windows: server.rnics.get(connection.rnic()).windows(),
+        windows: rnic.windows(),
+        page_window: shows_window.then(|| rnic.page_window(connection.qp().as_ref())).flatten(),
     }))
 }
 

@@ -6,6 +6,7 @@ use crate::files::NEWER_MAX;
 use crate::locks::{LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
 use crate::meta::{LEVELS_MAX, PassFigures};
 use crate::pages::MAX_UNITS;
+use crate::pages::window::WindowKind;
 use crate::pool::sums::ZONE_PAGES;
 use crate::rights::{Account, ExportRule};
 use crate::rnics::{Rnic, RnicIndex};
@@ -84,6 +85,22 @@ fn rnics(server: &Server) -> Vec<Value> {
         })
     };
     server.rnics.all().iter().enumerate().map(rnic).collect()
+}
+
+/// What trusted clients READ bytes of pages from; `null` if none is trusted.
+fn page_window(server: &Server) -> Value {
+    if !server.about.trust_clients {
+        return Value::Null;
+    }
+    match &server.page_window {
+        Some(window) => json!({
+            "kind": WindowKind::Odp.to_string(),
+            "shown_pages": window.shown(),
+            "shown_pages_bound": window.room(),
+            "is_lost": !server.files.pages().shows_window(),
+        }),
+        None => json!({ "kind": WindowKind::Pinned.to_string() }),
+    }
 }
 
 /// Figures as of about now.
@@ -198,6 +215,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "odp_faults": counts.odp_faults,
             "odp_fault_bytes": counts.odp_fault_pages * PAGE_SIZE_U64,
         },
+        "page_window": page_window(server),
         "hotspots": {
             "of": server.files.pages().hotspots().to_string(),
             "sample_unit_bytes": server.files.pages().unit_pages() * PAGE_SIZE_U64,
