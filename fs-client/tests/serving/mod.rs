@@ -105,12 +105,23 @@ pub fn serve_with(
     directory: &Path,
     serve: Serve,
 ) -> Result<RunningServer, StartError> {
+    serve_with_workers(2, devices, exports, directory, serve)
+}
+
+/// The same with so many workers.
+pub fn serve_with_workers(
+    workers: usize,
+    devices: Devices,
+    exports: Vec<ExportRule>,
+    directory: &Path,
+    serve: Serve,
+) -> Result<RunningServer, StartError> {
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
     let meta = Meta::open(Arc::new(store), Arc::new(SystemClock::new())).expect("open metadata");
     let parts = Parts { devices, ..Parts::new(Arc::new(meta), opened.data_files().clone()) };
     let options = ServeOptions {
-        workers: 2,
+        workers,
         exports,
         policy: serve.policy,
         hotspots: serve.hotspots,
@@ -126,8 +137,19 @@ pub fn serve_with(
 
 /// A client. With `background` it has its control thread, which shares counters and pulls bitmaps.
 pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool) -> RemoteVolume {
+    connect_by(device_to(endpoint), endpoint, label, lanes, background)
+}
+
+/// The same by this RNIC.
+pub fn connect_by(
+    device: Arc<dyn Device>,
+    endpoint: &Endpoint,
+    label: &str,
+    lanes: usize,
+    background: bool,
+) -> RemoteVolume {
     let options = SessionOptions { lanes, background, ..options(endpoint, label) };
-    RemoteVolume::new(Session::connect(device_to(endpoint), options, &SystemRandom).expect("connect"))
+    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
 
 /// A client that reads the server's tables, over a link that maps no memory. `background` is as in `connect`.

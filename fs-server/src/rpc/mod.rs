@@ -14,11 +14,13 @@ pub(crate) mod dispatch;
 mod early;
 /// What each request does.
 pub(crate) mod handlers;
+/// The queues of a worker at one RNIC.
+pub(crate) mod queues;
 /// Replies before they are sent.
 pub(crate) mod reply;
 /// Pulling the counts of clients' accesses.
 pub(crate) mod sampling;
-/// Receives that a worker's connections share.
+/// Receives that a peer's connections share.
 pub(crate) mod shared_receives;
 /// One-sided transfers that the server posts.
 pub(crate) mod transfer;
