@@ -3,7 +3,7 @@
 //! # The parts
 //! `sys`: the libraries, with owners and errors; `sys_flush`: FLUSH; `hello`: the private data of a connection, and the proof of keys; `cm`: events
 //! of connections, and the thread that takes them; `ends`: the thread that destroys identifiers; `port`: the kernel's facts about an RNIC's port;
-//! `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered memory), `window`.
+//! `listen`, `asks` (clients that wait to be accepted), `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered memory), `window`.
 //!
 //! # Where the promises differ from the software RNIC's
 //! * The target translates no files, and maps no windows: trusted clients READ the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -17,6 +17,7 @@
 //! The RNIC that the endpoint's address belongs to, here or on the way there: the address of an interface determines device, port and GID. So a
 //! device is made for an endpoint. Parameters of the endpoint can name another RNIC ([`Via`]).
 
+mod asks;
 mod cm;
 mod cq;
 mod domain;
