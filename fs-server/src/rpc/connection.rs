@@ -458,7 +458,12 @@ mod tests {
 
     #[test]
     fn work_ids_round_trip() {
-        for id in [WorkId::Receive(1), WorkId::Reply(3), WorkId::Transfer(123_456), WorkId::Shared(127)] {
+        for id in [
+            WorkId::Receive(1),
+            WorkId::Reply(3),
+            WorkId::Transfer(123_456),
+            WorkId::Shared { queue: u32::MAX, index: 63 },
+        ] {
             assert_eq!(WorkId::decode(id.encode()), id);
         }
     }
