@@ -10,7 +10,7 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion,
-    QpConfig, QpState, QueuePair, RecvWr, SendOp, SendWr, WrId,
+    PeerKey, QpConfig, QpState, QueuePair, RecvWr, SendOp, SendWr, WrId,
 };
 use cuttlefs_common::rpc::{
     AWAIT_LOCKS_MAX_MS, HEADER_LEN, MAX_MESSAGE_BYTES, ReplyHeader, Request, RequestHeader, SessionSecret,
@@ -43,8 +43,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Connects and attaches, as the client of this secret.
-    fn attached(device: &dyn Device, endpoint: &Endpoint, secret: u8) -> Self {
+    /// Connects.
+    fn connected(device: &dyn Device, endpoint: &Endpoint) -> Self {
         let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(64).expect("a queue"));
         let memory = Arc::new(SharedMemory::new("peer", 2 * DEPTH * MESSAGE).expect("memory"));
         let mr = pd.register(memory, Access::LOCAL).expect("register");
@@ -58,7 +58,12 @@ impl Peer {
             timeout: PATIENCE,
         };
         let qp = pd.connect(endpoint, options).expect("connect").qp;
-        let peer = Self { cq, mr, qp };
+        Self { cq, mr, qp }
+    }
+
+    /// Connects and attaches, as the client of this secret.
+    fn attached(device: &dyn Device, endpoint: &Endpoint, secret: u8) -> Self {
+        let peer = Self::connected(device, endpoint);
         let secret = SessionSecret([secret; 16]);
         peer.post(&[(0, Request::Attach { secret, label: "peer", subtree: b"" })]);
         assert_eq!(peer.answer().slot, SlotIndex(0));
@@ -101,6 +106,16 @@ impl Peer {
         let mut message = vec![0; out.last().expect("a completion").byte_len as usize];
         self.mr.memory().read(index * MESSAGE, &mut message);
         ReplyHeader::parse(&message).expect("a reply").0
+    }
+
+    /// Sends a message of many packets, of which the second half is no memory: its RNIC sends the packets of the first half, then breaks the
+    /// connection.
+    fn post_half_a_message(&self) {
+        let half = MAX_MESSAGE_BYTES / 2;
+        let at = self.mr.memory().len() as u64 - u64::from(half);
+        let local = self.mr.sge(at, MAX_MESSAGE_BYTES);
+        let message = SendWr { wr_id: WrId(101), op: SendOp::Send, local, signaled: true };
+        self.qp.post_send(&[message]).expect("post");
     }
 
     /// Waits until the server has ended the connection.
@@ -176,10 +191,38 @@ fn one_request_more_at_once_ends_its_connection_and_no_receive_is_lost() {
 mod rdma {
     use super::running::{serving, until};
     use super::*;
+    use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
+    use cuttlefs_common::rdma::soft::{SoftOptions, TcpSecurity};
+    use cuttlefs_common::rdma::{open_to_connect, open_to_listen};
+    use cuttlefs_common::world::SeededRandom;
     use cuttlefs_server::pages::Hotspots;
     use cuttlefs_server::pages::policy::RegionPolicy;
     use cuttlefs_server::pool::FormatOptions;
+    use cuttlefs_server::rights::ExportRule;
     use serving::Serve;
+
+    /// More halves of messages than a worker has receives for their sender.
+    const HALVES: u8 = 70;
+
+    fn serve() -> Serve {
+        Serve {
+            frames: 256,
+            listen: vec![serving::rdma_endpoint()],
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            durable_answers: false,
+        }
+    }
+
+    fn key(seed: u64) -> ClusterKey {
+        ClusterKey::generate(&format!("key-{seed}"), &SeededRandom::new(seed)).expect("a key")
+    }
+
+    fn with_keys(seeds: &[u64]) -> SoftOptions {
+        let keys = seeds.iter().map(|seed| key(*seed)).collect();
+        let tcp = TcpSecurity::Keys(ClusterKeys::new(keys).expect("keys"));
+        SoftOptions { tcp, ..SoftOptions::default() }
+    }
 
     #[test]
     #[ignore = "wants an RNIC"]
@@ -188,14 +231,7 @@ mod rdma {
         let pool = directory.path().join("pool");
         let format = FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() };
         serving::make_pool(&format, [4; 16]);
-        let with = Serve {
-            frames: 256,
-            listen: vec![serving::rdma_endpoint()],
-            policy: RegionPolicy::default(),
-            hotspots: Hotspots::Pages,
-            durable_answers: false,
-        };
-        let running = serving::serve(&pool, with).expect("start");
+        let running = serving::serve(&pool, serve()).expect("start");
         let endpoint = running.endpoints().remove(0);
         let volume = serving::connect(&endpoint, "honest", 2, false);
         let handle = create(&volume);
@@ -213,5 +249,45 @@ mod rdma {
         }
         volume.shut_down();
         running.stop();
+    }
+
+    /// RNICs forget a receive whose message ends in the middle. A holder of one key, who also stays connected, does that again and again; both keys'
+    /// connections have one worker.
+    #[test]
+    #[ignore = "wants an RNIC"]
+    fn messages_that_end_in_the_middle_take_no_receive_of_others_for_good() {
+        let directory = tempfile::tempdir().expect("directory");
+        let pool = directory.path().join("pool");
+        let format = FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() };
+        serving::make_pool(&format, [4; 16]);
+        let listen = open_to_listen(&[serving::rdma_endpoint()], with_keys(&[1, 2])).expect("an RNIC");
+        let exports = vec![ExportRule::default()];
+        let running = serving::serve_with_workers(1, listen, exports, &pool, serve()).expect("start");
+        let endpoint = running.endpoints().remove(0);
+        let device_of = |seed| open_to_connect(&endpoint, with_keys(&[seed])).expect("an RNIC");
+        let volume = serving::connect_by(device_of(1), &endpoint, "honest", 2, false);
+        let handle = create(&volume);
+        let hostile = device_of(2);
+        let stays = Peer::attached(hostile.as_ref(), &endpoint, 100);
+        for round in 0..HALVES {
+            let peer = Peer::connected(hostile.as_ref(), &endpoint);
+            peer.post_half_a_message();
+            peer.wait_for_end();
+            goes_on(&volume, handle, round);
+        }
+        drop(stays);
+        goes_on(&volume, handle, HALVES);
+        let connections = &running.server().admission.connections;
+        until("nothing of it is left", || {
+            connections.all().iter().all(|one| one.peer().key() != &hostile_key())
+        });
+        // Its next connection has all receives again.
+        Peer::attached(hostile.as_ref(), &endpoint, 101);
+        volume.shut_down();
+        running.stop();
+    }
+
+    fn hostile_key() -> PeerKey {
+        PeerKey::Key("key-2".into())
     }
 }

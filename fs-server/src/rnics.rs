@@ -10,28 +10,14 @@
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::rdma::{
-    CompletionQueue, Device, DeviceFigures, Devices, Endpoint, FileTarget, MemoryRegion, ProtectionDomain,
-    QueuePair, RdmaError, RemoteRange, SharedReceiveQueue,
+    Device, DeviceFigures, Devices, Endpoint, FileTarget, MemoryRegion, ProtectionDomain, QueuePair,
+    RdmaError, RemoteRange,
 };
 use std::sync::{Arc, OnceLock};
-
-/// Completions that a worker's queue of an RNIC holds: every connection may have a few of each kind outstanding.
-const CQ_DEPTH: u32 = 64 * 1024;
-/// Receives of a worker where an RNIC has shared ones, 8 MiB: several mounts whose every lane asks at once.
-pub const RECEIVES_OF_WORKER: usize = 128;
 
 /// Which of the server's RNICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnicIndex(pub usize);
-
-/// A worker's queues at one RNIC.
-#[derive(Clone)]
-pub struct RnicQueues {
-    /// Completions of all queue pairs of the RNIC that the worker serves.
-    pub cq: Arc<dyn CompletionQueue>,
-    /// The receives of those queue pairs, if the RNIC has shared receives.
-    pub receives: Option<Arc<dyn SharedReceiveQueue>>,
-}
 
 /// One of the server's RNICs.
 pub struct Rnic {
@@ -61,20 +47,6 @@ impl Rnic {
     pub fn show_windows(&self, tables: [Arc<dyn MemoryRegion>; 3], pages: Option<Arc<dyn MemoryRegion>>) {
         // Fails only on a second call, and a server makes one.
         let _ = self.shown.set(Shown { tables, pages });
-    }
-
-    /// A worker's queues.
-    ///
-    /// # Errors
-    /// The device cannot.
-    pub fn create_queues(&self) -> Result<RnicQueues, RdmaError> {
-        let has_shared = self.device.capabilities().shared_receives;
-        Ok(RnicQueues {
-            cq: self.device.create_cq(CQ_DEPTH)?,
-            receives: has_shared
-                .then(|| self.pd.create_shared_receives(RECEIVES_OF_WORKER as u32))
-                .transpose()?,
-        })
     }
 
     /// The windows as clients of this RNIC are told of them, in the order of `WindowId::ALL`.
@@ -124,14 +96,6 @@ impl Rnics {
     /// The RNIC that listens on an endpoint.
     pub fn of_endpoint(&self, endpoint: &Endpoint) -> RnicIndex {
         RnicIndex(self.devices.place_of(endpoint))
-    }
-
-    /// Makes a worker's queues at each RNIC, in the order of their indices.
-    ///
-    /// # Errors
-    /// A device cannot.
-    pub fn create_queues(&self) -> Result<Vec<RnicQueues>, RdmaError> {
-        self.all.iter().map(Rnic::create_queues).collect()
     }
 
     /// Figures of all of them together.

@@ -87,7 +87,7 @@ pub fn serve_windowed(
     serve: Serve,
     window: WindowKind,
 ) -> Result<RunningServer, StartError> {
-    start(devices(&serve), vec![ExportRule::default()], directory, serve, window)
+    start(2, devices(&serve), vec![ExportRule::default()], directory, serve, window)
 }
 
 /// Serves the pool by these export rules.
@@ -118,10 +118,22 @@ pub fn serve_with(
     directory: &Path,
     serve: Serve,
 ) -> Result<RunningServer, StartError> {
-    start(devices, exports, directory, serve, WindowKind::Pinned)
+    serve_with_workers(2, devices, exports, directory, serve)
+}
+
+/// The same with so many workers.
+pub fn serve_with_workers(
+    workers: usize,
+    devices: Devices,
+    exports: Vec<ExportRule>,
+    directory: &Path,
+    serve: Serve,
+) -> Result<RunningServer, StartError> {
+    start(workers, devices, exports, directory, serve, WindowKind::Pinned)
 }
 
 fn start(
+    workers: usize,
     devices: Devices,
     exports: Vec<ExportRule>,
     directory: &Path,
@@ -133,7 +145,7 @@ fn start(
     let meta = Meta::open(Arc::new(store), Arc::new(SystemClock::new())).expect("open metadata");
     let parts = Parts { devices, ..Parts::new(Arc::new(meta), opened.data_files().clone()) };
     let options = ServeOptions {
-        workers: 2,
+        workers,
         exports,
         policy: serve.policy,
         hotspots: serve.hotspots,
@@ -150,8 +162,19 @@ fn start(
 
 /// A client. With `background` it has its control thread, which shares counters and pulls bitmaps.
 pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool) -> RemoteVolume {
+    connect_by(device_to(endpoint), endpoint, label, lanes, background)
+}
+
+/// The same by this RNIC.
+pub fn connect_by(
+    device: Arc<dyn Device>,
+    endpoint: &Endpoint,
+    label: &str,
+    lanes: usize,
+    background: bool,
+) -> RemoteVolume {
     let options = SessionOptions { lanes, background, ..options(endpoint, label) };
-    RemoteVolume::new(Session::connect(device_to(endpoint), options, &SystemRandom).expect("connect"))
+    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
 
 /// A client that reads the server's tables, over a link that maps no memory. `background` is as in `connect`.

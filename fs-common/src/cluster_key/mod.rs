@@ -146,14 +146,14 @@ impl ClusterKey {
         self.derive(b"knock")
     }
 
-    /// The secret by which both sides prove the key over RDMA.
+    /// The secret by which both sides prove the key over RDMA. Public for tests, whose peers prove it by themselves.
     #[cfg(feature = "verbs")]
-    pub(crate) fn rdma_secret(&self) -> [u8; SECRET_LEN] {
+    pub fn rdma_secret(&self) -> [u8; SECRET_LEN] {
         self.derive(b"rdma")
     }
 
-    /// The first bytes of [`Self::fingerprint`].
-    pub(crate) fn fingerprint_bytes(&self) -> [u8; FINGERPRINT_LEN] {
+    /// The first bytes of [`Self::fingerprint`]. Public for tests, too.
+    pub fn fingerprint_bytes(&self) -> [u8; FINGERPRINT_LEN] {
         *self.derive(b"fingerprint").first_chunk().expect("thirty-two bytes")
     }
 

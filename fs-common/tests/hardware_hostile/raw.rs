@@ -130,6 +130,8 @@ impl RawPeer {
         match self.event().0 {
             kind::RDMA_CM_EVENT_ESTABLISHED => self.is_let_go(),
             kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_REJECTED => {}
+            // The end came before this side had taken the answer in.
+            kind::RDMA_CM_EVENT_CONNECT_ERROR => {}
             other => panic!("event {other}"),
         }
     }

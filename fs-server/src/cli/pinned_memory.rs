@@ -51,7 +51,7 @@ impl PinnedMemory {
             let shown = if self.trust_clients { "frames and tables for trusted clients, " } else { "" };
             format!(
                 "the limit of pinned memory is {}, and this server wants {}: frames (--memory {}) for io_uring of each of {worker_threads} worker \
-                 threads, {shown}and {} for each of them; connections come on top. Raise it (ulimit -l, LimitMEMLOCK= of the service), or take less \
+                 threads, {shown}and {} for each of them; keys and connections come on top. Raise it (ulimit -l, LimitMEMLOCK= of the service), or take less \
                  --memory (docs/rdma.md)",
                 ByteSize(bound),
                 ByteSize(wanted),

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES` requests running on one connection. If
-//! the worker has shared receives (`shared_receives`), the connection has none of its own, and a client that sends more is cut off. Any worker may
+//! its peer has shared receives (`shared_receives`), the connection has none of its own, and a client that sends more is cut off. Any worker may
 //! answer on any connection: a retransmitted request is answered on the connection where it came in last.
 //!
 //! # Lifetime
@@ -20,6 +20,7 @@
 //! * it carries no live session and no message came for `ATTACH_PATIENCE`: a mount attaches at once, `status` asks at once.
 
 use super::connections::Entry;
+use super::shared_receives::SharedReceives;
 use crate::rights::Grant;
 use crate::rnics::RnicIndex;
 use crate::session::Session;
@@ -54,25 +55,29 @@ pub(crate) enum WorkId {
     Reply(usize),
     /// One-sided transfer of a request, by its token.
     Transfer(usize),
-    /// Shared receive buffer of this index.
-    Shared(usize),
+    /// A shared receive buffer, by the number of its queue and its index there.
+    Shared {
+        /// Which of the worker's shared receives.
+        queue: u32,
+        /// Which of those.
+        index: usize,
+    },
 }
 
 /// The receives into which a connection's requests come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceivesOf {
     /// Buffers of its own.
     Connection,
-    /// The shared receives of its worker.
-    Worker,
+    /// The shared receives of its peer at its worker.
+    Peer(Arc<SharedReceives>),
 }
 
 impl ReceivesOf {
     /// The number of the connection's own receives.
-    const fn own(self) -> usize {
+    const fn own(&self) -> usize {
         match self {
             Self::Connection => RECEIVES,
-            Self::Worker => 0,
+            Self::Peer(_) => 0,
         }
     }
 }
@@ -92,6 +97,8 @@ pub(crate) enum Arrived {
 
 impl WorkId {
     const KIND_SHIFT: u32 = 56;
+    /// Of a shared receive: the index is below, the queue's number above.
+    const QUEUE_SHIFT: u32 = 16;
 
     /// The id as the verbs API carries it.
     pub(crate) fn encode(self) -> WrId {
@@ -99,7 +106,7 @@ impl WorkId {
             WorkId::Receive(index) => (0u64, index),
             WorkId::Reply(index) => (1, index),
             WorkId::Transfer(token) => (2, token),
-            WorkId::Shared(index) => (3, index),
+            WorkId::Shared { queue, index } => (3, (queue as usize) << Self::QUEUE_SHIFT | index),
         };
         WrId(kind << Self::KIND_SHIFT | value as u64)
     }
@@ -111,7 +118,10 @@ impl WorkId {
             0 => WorkId::Receive(value),
             1 => WorkId::Reply(value),
             2 => WorkId::Transfer(value),
-            3 => WorkId::Shared(value),
+            3 => WorkId::Shared {
+                queue: (value >> Self::QUEUE_SHIFT) as u32,
+                index: value & ((1 << Self::QUEUE_SHIFT) - 1),
+            },
             kind => unreachable!("work request id of kind {kind}"),
         }
     }
@@ -136,6 +146,7 @@ pub struct Connection {
     /// Sweeps since the last message. Relaxed: a second more or less does not matter.
     quiet: AtomicU32,
     region: Arc<dyn MemoryRegion>,
+    /// Dropped after its queue pair, which takes them.
     receives: ReceivesOf,
     /// Requests that came by shared receives and are not answered yet. Only its worker changes it; relaxed.
     running: AtomicUsize,
@@ -159,7 +170,7 @@ impl Connection {
     /// `RdmaError` if there is no memory.
     pub(crate) fn register(
         pd: &dyn ProtectionDomain,
-        receives: ReceivesOf,
+        receives: &ReceivesOf,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
         let len = MESSAGE * (receives.own() + REPLIES);
         let memory = SharedMemory::new("cuttlefs-connection", len).map_err(|source| RdmaError::Io {
@@ -171,7 +182,7 @@ impl Connection {
     }
 
     /// The receives to post before the peer can send.
-    pub(crate) fn receives(region: &dyn MemoryRegion, receives: ReceivesOf) -> Vec<RecvWr> {
+    pub(crate) fn receives(region: &dyn MemoryRegion, receives: &ReceivesOf) -> Vec<RecvWr> {
         (0..receives.own()).map(|index| Self::receive(region, index)).collect()
     }
 
@@ -182,9 +193,9 @@ impl Connection {
         }
     }
 
-    /// Whether its requests come in by its worker's shared receives.
+    /// Whether its requests come in by its peer's shared receives.
     pub(crate) fn shares_receives(&self) -> bool {
-        matches!(self.receives, ReceivesOf::Worker)
+        matches!(self.receives, ReceivesOf::Peer(_))
     }
 
     /// An accepted connection whose `receives` are posted.
@@ -447,7 +458,12 @@ mod tests {
 
     #[test]
     fn work_ids_round_trip() {
-        for id in [WorkId::Receive(1), WorkId::Reply(3), WorkId::Transfer(123_456), WorkId::Shared(127)] {
+        for id in [
+            WorkId::Receive(1),
+            WorkId::Reply(3),
+            WorkId::Transfer(123_456),
+            WorkId::Shared { queue: u32::MAX, index: 63 },
+        ] {
             assert_eq!(WorkId::decode(id.encode()), id);
         }
     }

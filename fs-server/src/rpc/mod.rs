@@ -1,7 +1,6 @@
 //! RPC: decode, admit, call, reply. One task for each request, on its connection's worker.
 
-use crate::rnics::RECEIVES_OF_WORKER;
-use cuttlefs_common::rpc::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
+use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 
 /// Checks of requests before they are run.
 pub(crate) mod admit;
@@ -17,11 +16,13 @@ pub(crate) mod dispatch;
 mod early;
 /// What each request does.
 pub(crate) mod handlers;
+/// The queues of a worker at one RNIC.
+pub(crate) mod queues;
 /// Replies before they are sent.
 pub(crate) mod reply;
 /// Pulling the counts of clients' accesses.
 pub(crate) mod sampling;
-/// Receives that a worker's connections share.
+/// Receives that a peer's connections share.
 pub(crate) mod shared_receives;
 /// One-sided transfers that the server posts.
 pub(crate) mod transfer;
@@ -30,6 +31,6 @@ pub(crate) mod turns;
 /// One worker's state.
 pub(crate) mod worker;
 
-/// The memory that a worker thread registers with each RNIC that has shared receives.
-pub(crate) const WORKER_REGISTERED_BYTES: u64 = (bounce::BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize
-    + RECEIVES_OF_WORKER * MAX_MESSAGE_BYTES as usize) as u64;
+/// The memory that a worker thread registers with each RNIC; receives of peers come on top.
+pub(crate) const WORKER_REGISTERED_BYTES: u64 =
+    (bounce::BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize) as u64;

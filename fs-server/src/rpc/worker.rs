@@ -12,11 +12,12 @@ use super::bounce::BouncePool;
 use super::connection::{Arrived, Connection, RECEIVES, WorkId};
 use super::dispatch;
 use super::early::{Early, Gone, Name};
-use super::shared_receives::SharedReceives;
+use super::queues::RnicQueues;
+use super::shared_receives::PeersReceives;
 use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
 use crate::pool::Disk;
-use crate::rnics::{RnicIndex, RnicQueues};
+use crate::rnics::RnicIndex;
 use crate::server::Server;
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::rdma::{Completion, CompletionKind, RdmaError, WcStatus};
@@ -49,8 +50,8 @@ pub(crate) struct WorkerContext {
     pub turns: Turns,
     /// This worker's turn to climb from a directory to the root (`meta::Climb`): there is one.
     pub climbs: Turns,
-    /// The receives of its connections at each RNIC that has shared receives.
-    receives: Vec<Option<SharedReceives>>,
+    /// The receives of its peers at each RNIC that has shared receives.
+    receives: Vec<Option<Arc<PeersReceives>>>,
     spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<Name, Arc<Connection>>>,
@@ -86,10 +87,7 @@ impl WorkerContext {
         let turns = Turns::new(MOST_RUNNING, PEER_RUNNING, server.counters.turns.clone());
         let climbs = Turns::new(1, 1, server.counters.climbs.clone());
         let bounce = BouncePool::new(&server.rnics, server.counters.bounce.clone())?;
-        let receives = queues.iter().zip(server.rnics.all()).map(|(queues, rnic)| {
-            queues.receives.clone().map(|queue| SharedReceives::new(queue, rnic.pd.as_ref())).transpose()
-        });
-        let receives = receives.collect::<Result<_, RdmaError>>()?;
+        let receives = queues.iter().map(|queues| queues.receives.clone()).collect();
         Ok(Rc::new(Self {
             server,
             disk,
@@ -170,12 +168,12 @@ impl WorkerContext {
     pub(crate) fn on_completion(self: &Rc<Self>, rnic: RnicIndex, completion: Completion) {
         let id = WorkId::decode(completion.wr_id);
         let message = match (id, &self.receives[rnic.0]) {
-            (WorkId::Shared(index), Some(receives)) => {
+            (WorkId::Shared { queue, index }, Some(receives)) => {
                 // If it is the immediate data of an RDMA WRITE, the length is that of the WRITE, and there is no message.
                 let is_message = completion.kind == CompletionKind::Recv;
-                receives.take(index, if is_message { completion.byte_len as usize } else { 0 })
+                receives.take(queue, index, if is_message { completion.byte_len as usize } else { 0 })
             }
-            (WorkId::Shared(_), None) => unreachable!("only a worker with shared receives posts some"),
+            (WorkId::Shared { .. }, None) => unreachable!("only a worker with shared receives posts some"),
             _ => Vec::new(),
         };
         self.on_arrival((rnic, completion.qp), Came { id, completion, message });
@@ -185,27 +183,30 @@ impl WorkerContext {
         let Some(connection) = self.connections.borrow().get(&name).cloned() else {
             // A shared receive that comes back from a queue pair that is gone is nothing to keep.
             let is_returned =
-                came.completion.status != WcStatus::Success && matches!(came.id, WorkId::Shared(_));
+                came.completion.status != WcStatus::Success && matches!(came.id, WorkId::Shared { .. });
             if !is_returned && !self.gone.borrow().has(name) {
                 self.early.borrow_mut().keep(name, came);
             }
             return;
         };
         let Came { id, completion, message } = came;
-        if !matches!(id, WorkId::Shared(_)) {
+        if !matches!(id, WorkId::Shared { .. }) {
             connection.completed();
         }
         match id {
-            WorkId::Receive(_) | WorkId::Shared(_) if completion.status != WcStatus::Success => {}
+            WorkId::Receive(_) | WorkId::Shared { .. } if completion.status != WcStatus::Success => {}
             // An RDMA WRITE with immediate data: no request comes that way.
-            WorkId::Receive(_) | WorkId::Shared(_) if completion.kind != CompletionKind::Recv => {
+            WorkId::Receive(_) | WorkId::Shared { .. } if completion.kind != CompletionKind::Recv => {
                 dispatch::end_connection(self, &connection, &"immediate data, which no request has");
             }
-            WorkId::Shared(_) if !connection.begin() => {
-                let reason = format!("more than {RECEIVES} requests at once");
-                dispatch::end_connection(self, &connection, &reason);
+            WorkId::Shared { .. } if !connection.begin() => {
+                // Those behind the first one too many find it ended.
+                if !connection.has_ended() {
+                    let reason = format!("more than {RECEIVES} requests at once");
+                    dispatch::end_connection(self, &connection, &reason);
+                }
             }
-            WorkId::Shared(_) => self.serve(&connection, Arrived::Copied(message)),
+            WorkId::Shared { .. } => self.serve(&connection, Arrived::Copied(message)),
             WorkId::Receive(index) => {
                 self.serve(&connection, Arrived::InPlace { index, len: completion.byte_len });
             }

@@ -1,8 +1,9 @@
 //! One thread for each listener: accepts connections and hands each to a worker of its peer (`placement`).
 
 use super::{Door, join};
-use crate::rnics::{RnicIndex, RnicQueues};
+use crate::rnics::RnicIndex;
 use crate::rpc::connection::{Connection, ReceivesOf};
+use crate::rpc::queues::RnicQueues;
 use crate::server::Server;
 use crate::shares::Resource;
 use cuttlefs_common::panic_ends;
@@ -87,24 +88,28 @@ pub(super) fn accept(
         }
     };
     let pd = server.rnics.get(rnic).pd.as_ref();
-    let (receives_of, qp) = match &queues.receives {
-        Some(shared) => (ReceivesOf::Worker, QpConfig::with_shared(&queues.cq, SEND_DEPTH, shared)),
-        None => (ReceivesOf::Connection, QpConfig::new(&queues.cq, SEND_DEPTH, RECEIVE_DEPTH)),
+    let accept = || {
+        let receives_of = match &queues.receives {
+            Some(of_peers) => ReceivesOf::Peer(of_peers.of(place.peer().key(), pd)?),
+            None => ReceivesOf::Connection,
+        };
+        let qp = match &receives_of {
+            ReceivesOf::Peer(shared) => QpConfig::with_shared(&queues.cq, SEND_DEPTH, shared.queue()),
+            ReceivesOf::Connection => QpConfig::new(&queues.cq, SEND_DEPTH, RECEIVE_DEPTH),
+        };
+        let region = Connection::register(pd, &receives_of)?;
+        let receives = Connection::receives(region.as_ref(), &receives_of);
+        Ok((incoming.accept(qp.inline(POSTED_INLINE_BYTES), receives)?, region, receives_of))
     };
-    let qp = qp.inline(POSTED_INLINE_BYTES);
-    let accepted = Connection::register(pd, receives_of).and_then(|region| {
-        let receives = Connection::receives(region.as_ref(), receives_of);
-        Ok((incoming.accept(qp, receives)?, region))
-    });
-    match accepted {
-        Ok((qp, region)) => {
+    match accept() {
+        Ok((qp, region, receives_of)) => {
             let entry = server.admission.connections.entry();
             let connection = Arc::new(Connection::new((entry, place), rnic, qp, region, receives_of));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.admission.connections.add(&connection);
             Some(connection)
         }
-        Err(error) => {
+        Err::<_, RdmaError>(error) => {
             tracing::warn!(peer = %identity, %error, "a connection did not come about");
             None
         }

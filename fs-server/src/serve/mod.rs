@@ -495,5 +495,5 @@ pub(crate) struct Door {
     handle: WorkerHandle,
     connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
     /// Its queues, one pair for each RNIC.
-    queues: Vec<crate::rnics::RnicQueues>,
+    queues: Vec<crate::rpc::queues::RnicQueues>,
 }

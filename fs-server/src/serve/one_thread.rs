@@ -9,7 +9,8 @@ use super::{ServeOptions, StartError, acceptor, background, build, recovery, sho
 use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
-use crate::rnics::{RnicIndex, RnicQueues};
+use crate::rnics::RnicIndex;
+use crate::rpc::queues::RnicQueues;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
@@ -87,7 +88,7 @@ impl OneThreadServer {
             build(meta, committed, layout, None, device.clone().into(), clock.clone(), random, options)?;
         let frames = server.files.pages().frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
-        let queues = server.rnics.get(RNIC).create_queues()?;
+        let queues = RnicQueues::new(server.rnics.get(RNIC))?;
         let worker = Worker::new(vec![queues.cq.clone()], None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));

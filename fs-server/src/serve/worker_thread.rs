@@ -5,7 +5,8 @@ use super::{Door, StartError, Storage, background, held_memory, join, recovery};
 use crate::files;
 use crate::pages::ScrubOptions;
 use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
-use crate::rnics::{RnicIndex, RnicQueues};
+use crate::rnics::RnicIndex;
+use crate::rpc::queues::RnicQueues;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::{Worker, WorkerHandle};
@@ -30,7 +31,7 @@ impl WorkerThread {
         storage: &Storage,
         scrub: ScrubOptions,
     ) -> Result<Self, StartError> {
-        let queues = server.rnics.create_queues()?;
+        let queues: Vec<_> = server.rnics.all().iter().map(RnicQueues::new).collect::<Result<_, _>>()?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, StartError>>();
         let (server, storage, own) = (server.clone(), storage.clone(), queues.clone());

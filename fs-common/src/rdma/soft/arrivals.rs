@@ -16,7 +16,7 @@ pub(super) const BURST: u32 = 256;
 /// Connections that a peer may make each second from then on: at some 0.2 ms each, a fortieth of a core.
 pub(super) const PER_SECOND: u32 = 128;
 /// Connections of one peer that have not said hello yet, or whose time has not come.
-pub(super) const UNHEARD_OF_PEER_MAX: usize = 32;
+pub(in crate::rdma) const UNHEARD_OF_PEER_MAX: usize = 32;
 /// Peers that are remembered before those whose time is over are forgotten.
 const PEERS_MAX: usize = 256;
 

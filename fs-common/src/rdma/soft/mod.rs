@@ -20,7 +20,7 @@
 //! * Deregistering waits for copies of this process. Over `shm` the initiator is the RNIC: a copy to or from memory of this process that a peer has
 //!   begun may still end.
 
-mod arrivals;
+pub(in crate::rdma) mod arrivals;
 mod cq;
 mod credentials;
 mod fds;

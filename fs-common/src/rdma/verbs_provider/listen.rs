@@ -1,20 +1,19 @@
 //! Listening over librdmacm, and the decision which clients may connect.
 
+use super::asks::Asks;
 use super::cm::Events;
 use super::domain::VerbsPd;
 use super::hello::{Answer, Ask, Doorkeeper, Refusal, Verdict};
 use super::sys::{Event, Happened, Id, RETRIES, ReadDepth};
+use crate::rdma::PeerKey;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Clients that may wait to be accepted. More are refused, and ask again.
-const WAITING_MAX: usize = 128;
 /// Clients that the kernel queues meanwhile.
 const BACKLOG: i32 = 128;
 
@@ -35,7 +34,7 @@ pub(super) struct Shared {
     events: Arc<Events>,
     /// `None`: everybody may connect.
     doorkeeper: Option<Doorkeeper>,
-    admitted: Mutex<VecDeque<Admitted>>,
+    admitted: Mutex<Asks<Admitted>>,
     came: Condvar,
     closed: AtomicBool,
 }
@@ -67,13 +66,16 @@ impl Shared {
                 }
             },
         };
+        let key = PeerKey::from(&peer);
+        let ask = Admitted { id, peer, answer, reads };
         let mut admitted = self.admitted.lock();
-        if self.closed.load(Ordering::SeqCst) || admitted.len() >= WAITING_MAX {
-            drop(admitted);
-            return refuse("too many ask at once, or the server is stopping; ask again");
-        }
-        admitted.push_back(Admitted { id, peer, answer, reads });
+        let gone = if self.closed.load(Ordering::SeqCst) { Some(ask) } else { admitted.push(key, ask) };
+        drop(admitted);
         self.came.notify_one();
+        if let Some(Admitted { id, .. }) = gone {
+            let reason = "too many ask at once, or the server is stopping; ask again";
+            id.reject(&Refusal::Reason(reason.to_owned()).encode());
+        }
     }
 }
 
@@ -131,11 +133,20 @@ impl Listener for VerbsListener {
             if self.0.closed.load(Ordering::SeqCst) {
                 return Err(RdmaError::Closed);
             }
-            if let Some(Admitted { id, peer, answer, reads }) = admitted.pop_front() {
+            let Some(Admitted { id, peer, answer, reads }) = admitted.pop() else {
+                self.0.came.wait(&mut admitted);
+                continue;
+            };
+            // Asked without the lock: it is a system call, and events come meanwhile. A peer that went is told by nobody (`Id::still_asks`), and a queue
+            // pair that is made for it is the dearest part of a connection.
+            drop(admitted);
+            if id.still_asks() {
                 let listener = self.0.clone();
                 return Ok(Box::new(VerbsIncoming { listener, id: Some(id), peer, answer, reads }));
             }
-            self.0.came.wait(&mut admitted);
+            tracing::debug!(%peer, "who asked to connect is gone");
+            drop(id);
+            admitted = self.0.admitted.lock();
         }
     }
 
@@ -143,7 +154,7 @@ impl Listener for VerbsListener {
         let left = {
             let mut admitted = self.0.admitted.lock();
             self.0.closed.store(true, Ordering::SeqCst);
-            std::mem::take(&mut *admitted)
+            admitted.drain()
         };
         self.0.came.notify_all();
         for Admitted { id, .. } in left {

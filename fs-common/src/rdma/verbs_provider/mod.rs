@@ -3,8 +3,8 @@
 //! # The parts
 //! `sys`: the libraries, with owners and errors; `sys_flush`: FLUSH; `hello`: the private data of a connection, and the proof of keys; `cm`: events
 //! of connections, and the thread that takes them; `ends`: the thread that destroys identifiers; `port`: the kernel's facts about an RNIC's port;
-//! `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered memory), `window`; `advice`: what to do about
-//! an error.
+//! `listen`, `asks` (clients that wait to be accepted), `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered
+//! memory), `window`; `advice`: what to do about an error.
 //!
 //! # Where the promises differ from the software RNIC's
 //! * The target translates no files, and maps no windows: trusted clients READ the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -19,6 +19,7 @@
 //! device is made for an endpoint. Parameters of the endpoint can name another RNIC ([`Via`]).
 
 mod advice;
+mod asks;
 mod cm;
 mod cq;
 mod domain;

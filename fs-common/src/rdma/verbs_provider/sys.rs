@@ -551,6 +551,18 @@ impl Id {
         done(unsafe { ffi::rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
     }
 
+    /// Whether a queue pair for its connection can be made still. The kernel drops events of a client that asks until the client is accepted
+    /// (`ucma_event_handler`), so nothing else tells that the client is gone.
+    pub(super) fn still_asks(&self) -> bool {
+        // SAFETY: all zeros is a value of this plain structure.
+        let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_INIT;
+        let mut mask = 0;
+        // SAFETY: the identifier is there; the library fills the structure in. The kernel refuses if there is no connection to be made any more
+        // (`cm_init_qp_init_attr`).
+        unsafe { ffi::rdma_init_qp_attr(self.raw.as_ptr(), &mut attributes, &mut mask) == 0 }
+    }
+
     /// Makes the queue pair, once. Returns its number, and how many bytes a post copies: less than asked for if the RNIC can copy less.
     pub(super) fn make_qp(
         &mut self,
@@ -581,8 +593,8 @@ impl Id {
             // SAFETY: the domain and all queues are there and stay: `made_with` holds them until the queue pair is destroyed.
             match unsafe { sys_flush::create_qp(self.raw, pd, &mut attributes, abilities) } {
                 Ok(()) => break attributes.cap.max_inline_data,
-                // No attribute of an RNIC tells how many bytes it can copy.
-                Err(_) if capacities.max_inline > 0 => capacities.max_inline /= 2,
+                // No attribute of an RNIC tells how many bytes it can copy. If the client is gone, all fail, and each takes long.
+                Err(_) if capacities.max_inline > 0 && self.still_asks() => capacities.max_inline /= 2,
                 Err(error) => return Err(error),
             }
         };
