@@ -590,6 +590,7 @@ fn who_has_not_the_key_is_told_and_nothing_else() {
             Ok(_) => panic!("it should be: {why}"),
         }
     }
+    assert_eq!(keyed.device.figures().refused, 2);
     // The client does not believe a server that answers in plain text.
     let impostor = TcpListener::bind("127.0.0.1:0").expect("bound");
     let endpoint =

@@ -841,6 +841,8 @@ pub struct DeviceFigures {
     pub arrivals_delayed: u64,
     /// Connections that were turned away, since too many of their peers' were waiting.
     pub arrivals_turned_away: u64,
+    /// Clients that were refused: their key is none of the server's, or their handshake is none.
+    pub refused: u64,
 }
 
 impl DeviceFigures {
@@ -859,6 +861,7 @@ impl DeviceFigures {
             arrivals_burst: self.arrivals_burst + other.arrivals_burst,
             arrivals_delayed: self.arrivals_delayed + other.arrivals_delayed,
             arrivals_turned_away: self.arrivals_turned_away + other.arrivals_turned_away,
+            refused: self.refused + other.refused,
         }
     }
 }

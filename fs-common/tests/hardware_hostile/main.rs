@@ -12,7 +12,7 @@ use cuttlefs_common::rdma::soft::TcpSecurity;
 use cuttlefs_common::rdma::verbs_provider::VerbsDevice;
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Listener, MemoryRegion, QpConfig,
-    QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, WcStatus, WrId,
+    QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, Sge, WcStatus, WrId,
 };
 use cuttlefs_common::world::SeededRandom;
 use raw::{Heard, RawPeer};
@@ -51,6 +51,7 @@ fn keys_of(seeds: &[u64]) -> TcpSecurity {
 
 /// A server that accepts every client that its `TcpSecurity` lets in.
 struct Served {
+    device: Arc<VerbsDevice>,
     mr: Arc<dyn MemoryRegion>,
     cq: Arc<dyn CompletionQueue>,
     listener: Arc<dyn Listener>,
@@ -94,7 +95,7 @@ impl Served {
                 }
             }
         });
-        Self { mr, cq, listener, accepted, endpoint }
+        Self { device, mr, cq, listener, accepted, endpoint }
     }
 
     fn address(&self) -> SocketAddrV4 {
@@ -253,6 +254,7 @@ fn who_has_not_the_key_is_told() {
             Ok(_) => panic!("it should be: {why}"),
         }
     }
+    assert_eq!(keyed.device.figures().refused, 1, "a challenge is no refusal");
     keyed.guest(keys(1)).reads_sevens(&keyed);
 }
 
@@ -356,6 +358,24 @@ fn who_falls_silent_is_missed() {
     peer.fall_silent();
     wait_for_error(&served, &*its);
     served.guest(TcpSecurity::Insecure).reads_sevens(&served);
+}
+
+/// The same of a queue pair whose last request was not signaled, and whose completions nobody polls: that of an idle lane.
+fn who_falls_silent_is_missed_by_the_idle() {
+    let served = Served::new(TcpSecurity::Insecure, Access::ALL, 0);
+    let said = [head(MAGIC, 1, 0), vec![0; 48]].concat();
+    let mut peer = RawPeer::ask(served.address(), &said);
+    assert!(matches!(peer.hear(), Heard::Accepted(_)));
+    let its = served.accepted();
+    // No bytes need no key.
+    let op = SendOp::Write(Remote::Memory { rkey: Rkey(0), offset: 0 });
+    its.post_send(&[SendWr { wr_id: WrId(1), op, local: Sge::EMPTY, signaled: false }]).expect("post");
+    peer.fall_silent();
+    let deadline = Instant::now() + PATIENCE;
+    while its.state() != QpState::Error {
+        assert!(Instant::now() < deadline, "the connection still stands");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Who asks for a connection says how often, and how long, the server's RNIC retransmits: 7 times is for ever with rdma_rxe, and 2^31 * 4 us
@@ -480,6 +500,7 @@ over_an_rnic!(
     who_hangs_up_holds_nobody_up,
     who_hangs_up_again_and_again_holds_nobody_up,
     who_falls_silent_is_missed,
+    who_falls_silent_is_missed_by_the_idle,
     who_wants_endless_retransmissions_is_not_let_in,
     refused_requests_end_their_connection_only,
     messages_beyond_the_receives_are_held_back,

@@ -315,6 +315,7 @@ impl SoftListener {
                         Some(Client::new(peer, key, Greeting::Tcp(channel, HelloReader::new()), due))
                     }
                     Err(reason) => {
+                        self.setup.device.refused.fetch_add(1, Ordering::Relaxed);
                         tracing::warn!(endpoint = %self.setup.endpoint, %peer, "handshake failed: {reason}");
                         None
                     }
@@ -324,6 +325,7 @@ impl SoftListener {
     }
 
     fn fail(&self, client: &Client, reason: &Breach) {
+        self.setup.device.refused.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(endpoint = %self.setup.endpoint, peer = %client.peer, "handshake failed: {reason}");
         client.greeting.refuse(&reason.to_string());
     }

@@ -111,6 +111,8 @@ struct DeviceShared {
     /// Clients that had to wait, or were turned away, because their peers connect often. Relaxed: for status.
     delayed: AtomicU64,
     turned_away: AtomicU64,
+    /// Clients whose handshakes failed. Relaxed: a figure.
+    refused: AtomicU64,
     unheard: unheard::Waiting,
 }
 
@@ -141,6 +143,7 @@ impl SoftDevice {
                 unheard: unheard::Waiting::default(),
                 delayed: AtomicU64::new(0),
                 turned_away: AtomicU64::new(0),
+                refused: AtomicU64::new(0),
             }),
         })
     }
@@ -228,6 +231,7 @@ impl Device for SoftDevice {
             knocks_bound: tcp::KNOCKS_KEPT,
             arrivals_delayed: self.shared.delayed.load(Ordering::Relaxed),
             arrivals_turned_away: self.shared.turned_away.load(Ordering::Relaxed),
+            refused: self.shared.refused.load(Ordering::Relaxed),
         }
     }
 

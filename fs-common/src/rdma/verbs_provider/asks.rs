@@ -107,7 +107,7 @@ mod tests {
     fn a_peer_has_few_and_who_has_most_makes_room() {
         let mut asks = Asks::default();
         for ask in 0..WAITING_OF_PEER_MAX {
-            assert_eq!(asks.push(GREEDY, ask), None);
+            assert_eq!(asks.push(GREEDY, 100 + ask), None);
         }
         assert_eq!(asks.push(GREEDY, 1000), Some(1000), "it has its most");
         assert_eq!(asks.push(MODEST, 0), None);
@@ -118,7 +118,7 @@ mod tests {
         }
         assert_eq!(
             asks.push(PeerKey::User(9), 7),
-            Some(WAITING_OF_PEER_MAX - 1),
+            Some(100 + WAITING_OF_PEER_MAX - 1),
             "the newest of the greedy one"
         );
         while asks.of_peer(&GREEDY) > 2 {

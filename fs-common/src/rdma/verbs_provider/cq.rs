@@ -204,6 +204,18 @@ impl VerbsCq {
         self.wake();
     }
 
+    /// Takes completions that the RNIC has, unless another thread is doing it, and wakes who waits if there are some for the user.
+    pub(super) fn look(&self) {
+        let Some(mut waiting) = self.waiting.try_lock() else { return };
+        let before = waiting.len();
+        self.collect(&mut waiting);
+        let has_more = waiting.len() > before;
+        drop(waiting);
+        if has_more {
+            self.wake();
+        }
+    }
+
     /// Adds completions that do not come from the RNIC.
     pub(super) fn put(&self, completions: impl Iterator<Item = Completion>) {
         self.waiting.lock().extend(completions.map(|completion| Waiting { completion, unpolled: None }));

@@ -45,7 +45,12 @@ impl Shared {
         let Event { what: Happened::Asked, asker: Some(id), private, reads, retries, .. } = event else {
             return;
         };
-        let refuse = |reason: &str| id.reject(&Refusal::Reason(reason.to_owned()).encode());
+        let refuse = |reason: &str| {
+            self.pd.device().note_refused();
+            let (endpoint, peer) = (&self.endpoint, id.peer_address());
+            tracing::warn!(%endpoint, ?peer, "refused a client; it was told: {reason}");
+            id.reject(&Refusal::Reason(reason.to_owned()).encode());
+        };
         let Some(address) = id.peer_address() else {
             return refuse("your address is of no kind that is known here");
         };

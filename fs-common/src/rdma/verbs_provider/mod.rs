@@ -40,7 +40,9 @@ use crate::rdma::hardware::HardwareFigures;
 use crate::rdma::look_up::look_up;
 use crate::rdma::soft::TcpSecurity;
 use crate::rdma::url::{Endpoint, Via};
-use crate::rdma::verbs::{Capabilities, CompletionQueue, Device, FileTarget, ProtectionDomain, RdmaError};
+use crate::rdma::verbs::{
+    Capabilities, CompletionQueue, Device, DeviceFigures, FileTarget, ProtectionDomain, RdmaError,
+};
 use crate::world::{Random, SystemRandom};
 use advice::Task;
 use cm::Events;
@@ -88,6 +90,8 @@ struct Shared {
     pinned_bytes: AtomicU64,
     /// Connections that are over and that the kernel has not let go of.
     ending: Arc<Ending>,
+    /// Clients that were refused. Relaxed: a figure.
+    refused: AtomicU64,
     security: TcpSecurity,
     prover: Option<Prover>,
     /// Lives while a connection or a listener uses it.
@@ -201,6 +205,7 @@ impl VerbsDevice {
             source,
             pinned_bytes: AtomicU64::new(0),
             ending: Arc::default(),
+            refused: AtomicU64::new(0),
             security,
             prover,
             events: Mutex::default(),
@@ -248,6 +253,11 @@ impl Shared {
              (`rdma link`), or load its driver again",
             self.name
         )
+    }
+
+    /// Counts a client that is refused.
+    fn note_refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     fn prover(&self) -> Option<&Prover> {
@@ -301,6 +311,10 @@ impl Shared {
 impl Device for VerbsDevice {
     fn name(&self) -> &str {
         &self.shared.name
+    }
+
+    fn figures(&self) -> DeviceFigures {
+        DeviceFigures { refused: self.shared.refused.load(Ordering::Relaxed), ..DeviceFigures::default() }
     }
 
     fn hardware(&self) -> Option<HardwareFigures> {

@@ -111,6 +111,11 @@ impl Sends {
         let is_probing = self.probe.is_some_and(|number| number >= self.under_way.first);
         self.under_way.room(depth + u32::from(is_probing))
     }
+
+    /// Whether a request is under way whose end comes as a completion. Requests that are not signaled stay in the list when they are done.
+    fn is_watched(&self) -> bool {
+        self.under_way.list.len() > self.silent as usize
+    }
 }
 
 /// A queue pair; see the module.
@@ -329,14 +334,18 @@ impl VerbsQp {
         }
     }
 
-    /// Sends the peer's RNIC an empty WRITE, if nothing else is under way. It needs no key (IBTA volume 1, C9-88), and its failure breaks the queue
+    /// Sends the peer's RNIC an empty WRITE, if nothing is under way whose end would be heard of. It needs no key (IBTA volume 1, C9-88), and its failure breaks the queue
     /// pair: so this side notices that a peer is gone without a word, even if it only waits for that peer's answer.
     pub(super) fn probe(&self) {
         if self.state() != QpState::ReadyToSend {
             return;
         }
+        if self.sends.lock().is_watched() {
+            // Of an idle queue pair nobody polls: what the last check came to lies there.
+            self.send_cq.look();
+        }
         let mut sends = self.sends.lock();
-        if !sends.under_way.list.is_empty() {
+        if self.state() != QpState::ReadyToSend || sends.is_watched() {
             return;
         }
         let nothing = Posted {
@@ -349,6 +358,7 @@ impl VerbsQp {
         if self.id.post_send(&[nothing]).is_ok() {
             let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
             sends.probe = Some(sends.under_way.next());
+            sends.silent = 0;
             sends.under_way.list.push_back(own);
         }
     }
@@ -582,6 +592,28 @@ mod tests {
             // Both are done: an unsignaled request ends with the one behind it.
             sends.under_way.take(last).expect("the last");
         }
+    }
+
+    #[test]
+    fn requests_that_nobody_hears_of_do_not_keep_from_a_look_for_the_peer() {
+        let mut sends = Sends::default();
+        let sending =
+            || Sending { wr_id: WrId(0), kind: CompletionKind::Send, len: 0, tells: Tells::Failure };
+        assert!(!sends.is_watched());
+        // Two that are not signaled: done or not, they stay.
+        sends.under_way.list.extend([sending(), sending()]);
+        sends.silent = 2;
+        assert!(!sends.is_watched());
+        // The look itself, and one behind it.
+        let look = sends.under_way.next();
+        sends.under_way.list.push_back(sending());
+        sends.silent = 0;
+        assert!(sends.is_watched());
+        sends.under_way.list.push_back(sending());
+        sends.silent = 1;
+        assert!(sends.is_watched());
+        sends.under_way.take(look).expect("it is done");
+        assert!(!sends.is_watched());
     }
 
     #[test]

@@ -187,7 +187,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "connections": {
             "count": server.admission.connections.len(),
             "bound": Resource::Connections.bound().all,
-            "refused": server.counters.refused.load(Relaxed),
+            "refused": server.counters.refused.load(Relaxed) + nic.refused,
             "receives_ran_dry": server.counters.receives_ran_dry.load(Relaxed),
             "timed_out": server.counters.timed_out.load(Relaxed),
             "unheard_strangers": nic.unheard_strangers,
