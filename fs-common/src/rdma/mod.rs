@@ -1,6 +1,6 @@
 //! The verbs-shaped API: everything that the rest of cuttlefs knows of an RNIC.
 //!
-//! This module owns no hardware. `verbs.rs` is the API: traits and plain types after libibverbs and rdma_cm. Providers implement it: `soft` is the
+//! This module owns no hardware. `verbs` is the API: traits and plain types after libibverbs and rdma_cm. Providers implement it: `soft` is the
 //! software RNIC with its links `shm` and `tcp` (the same byte protocol also over Unix sockets), `verbs_provider` is libibverbs, `sim` runs both ends
 //! in one thread. `open_to_listen` and `open_to_connect` choose a provider by the endpoint's scheme; a server has one device of each provider that
 //! its endpoints need (`Devices`).

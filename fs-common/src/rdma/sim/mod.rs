@@ -12,7 +12,7 @@
 //! takes and sends nothing more.
 //!
 //! # Invariants
-//! Those of the verbs API (`rdma/verbs.rs`); keys, ranges and rights are checked as by the other providers.
+//! Those of the verbs API (`rdma/verbs/mod.rs`); keys, ranges and rights are checked as by the other providers.
 
 mod link;
 mod queue;

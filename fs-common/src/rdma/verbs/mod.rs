@@ -1,0 +1,40 @@
+//! Traits and types of the verbs-shaped API.
+//!
+//! # How it works
+//! As with libibverbs: memory is registered and named by keys; work requests are posted to queue pairs, many
+//! with one ring of the doorbell; completions are polled from completion queues. Connections are made as with
+//! rdma_cm: a listener, a connect, private data with both.
+//!
+//! # Invariants
+//! * Work requests of one queue pair execute in the order posted; completions of one queue pair come in that order.
+//! * A buffer named by a posted work request belongs to the provider until its completion is polled.
+//! * A bad key, a range past the region or a missing right completes at the initiator with `RemoteAccess`, puts
+//!   the queue pair into `Error` (as an RC QP does), and changes nothing at the target.
+//! * After a queue pair enters `Error`, every outstanding work request completes with `Flushed`.
+//! * SENDs and WRITEs of at most [`QueuePair::max_inline`] bytes are copied when they are posted: the poster may change their memory at once.
+//! * Unsignaled work requests complete silently unless they fail.
+//! * A FLUSH covers every earlier SEND, WRITE and atomic of its queue pair to its range. It is refused with
+//!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
+//!   persistence domain (hardware: `RemoteAccess`), and fails with `RemoteOperation` if the device behind it does. How far it goes:
+//!   [`FlushReach`], of a device and of a region.
+//! * A READ never tears an aligned word of eight bytes, in ranges of up to 512 bytes, and a queue pair's later READs see nothing older (IBTA volume
+//!   1, 9.5: requests execute in order; PCIe reads of a cache line are coherent).
+//! * A WRITE whose end is aligned to eight bytes stores its last eight bytes after all others
+//!   (`Capabilities::word_last`).
+//!
+//! Only `CompletionQueue::wait`, `ProtectionDomain::connect` and `Listener::accept` block.
+
+mod connect;
+mod device;
+mod queue;
+mod request;
+mod target;
+
+pub use connect::{ConnectOptions, Connected, HELLO_WAIT, Incoming, Listener, RdmaError};
+pub use device::{Capabilities, Device, DeviceFigures, LinkKind};
+pub use queue::{CompletionQueue, MemoryRegion, ProtectionDomain, QpConfig, QueuePair};
+pub use request::{
+    Access, Completion, CompletionKind, FlushReach, Placement, PostError, QpState, RecvWr, Remote, SendOp,
+    SendWr, Sge, WcStatus, WrId,
+};
+pub use target::{FileRead, FileTarget, FileWrite, RegionOwner, RemoteRange, WindowId};

@@ -1,0 +1,144 @@
+//! What a target exports: its windows, and files that its NIC engine reads and writes.
+
+use super::request::{Remote, WcStatus};
+use crate::ids::{FileKey, Rkey};
+use serde::{Deserialize, Serialize};
+
+/// The session whose rights the one-sided file requests of a connection need; 0: no session, all are refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RegionOwner(pub u64);
+
+/// A window that the target exports, as a whole, to initiators that translate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WindowId {
+    /// The frames (magic frame first).
+    Frames = 1,
+    /// The residency table.
+    Residency = 2,
+    /// The file table.
+    FileTable = 3,
+}
+
+impl WindowId {
+    /// All windows, in handshake order.
+    pub const ALL: [WindowId; 3] = [WindowId::Frames, WindowId::Residency, WindowId::FileTable];
+}
+
+/// What the NIC engine achieved of a file read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileRead {
+    /// The read is done: this number of bytes precedes the end of the file.
+    Done(usize),
+    /// A page must be brought into memory first. The queue pair stalls while `read_file_faulting` does it.
+    Faults,
+}
+
+/// What the NIC engine achieved of a file write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileWrite {
+    /// The file has the bytes.
+    Done,
+    /// The write has to wait first. The queue pair stalls while `write_file_faulting` does it.
+    Faults,
+}
+
+/// The target's side of target translation: the NIC engine reads files without an RPC worker.
+pub trait FileTarget: Send + Sync {
+    /// Fills `out` with the file's bytes from `offset` on: holes and unwritten ranges as zeros, pages that are not resident (or change all the time)
+    /// as the magic pattern. A target that faults instead leaves `out` alone. Never blocks on disk, network or a lock held across one.
+    ///
+    /// # Errors
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to read; `RemoteInvalid` if this target reads no
+    /// files; `RemoteOperation` if the bytes cannot be read in this way now.
+    fn read_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<FileRead, WcStatus>;
+
+    /// Does a read for which `read_file` returned `Faults`. May block on a disk: never called on the NIC engine's thread. Returns how many bytes
+    /// precede the end of the file.
+    ///
+    /// # Errors
+    /// As `read_file`.
+    fn read_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus> {
+        let _ = (owner, filekey, offset, out);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Overwrites bytes that the file has; its length, mapping and times stay. Never blocks on disk, network or a lock held across one. For
+    /// comparisons only: by default a target refuses such writes.
+    ///
+    /// # Errors
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to write, or if the file has no bytes there;
+    /// `RemoteInvalid` if this target takes no writes to files; `RemoteOperation` if the write cannot be done in this way now.
+    fn write_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<FileWrite, WcStatus> {
+        let _ = (owner, filekey, offset, bytes);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Does a write for which `write_file` returned `Faults`. May block: never called on the NIC engine's thread.
+    ///
+    /// # Errors
+    /// As `write_file`.
+    fn write_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), WcStatus> {
+        let _ = (owner, filekey, offset, bytes);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Fills `out` with the page bitmap from `first_page` on; see [`Remote::Bitmap`]. Pages past the end are clear.
+    ///
+    /// # Errors
+    /// As `read_file`.
+    fn read_bitmap(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        first_page: u64,
+        out: &mut [u8],
+    ) -> Result<(), WcStatus>;
+}
+
+/// A window that is not mapped: initiators READ it. Bytes read there are untrusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteRange {
+    /// Key of the region that is the whole window.
+    pub rkey: Rkey,
+    /// The address of the window's first byte ([`super::MemoryRegion::first_address`]).
+    pub first_address: u64,
+    /// Length of the window in bytes.
+    pub len: u64,
+}
+
+impl RemoteRange {
+    /// Whether `[offset, offset + len)` lies inside.
+    pub fn contains(self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+
+    /// The place at an offset in the window. What a broken peer says may wrap around; its RNIC then refuses the request.
+    pub fn at(self, offset: u64) -> Remote {
+        Remote::Memory { rkey: self.rkey, offset: self.first_address.wrapping_add(offset) }
+    }
+}
