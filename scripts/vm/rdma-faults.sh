@@ -76,6 +76,27 @@ check "the switch is off for 20 seconds" away 20 switch0
 check "the server's cable is pulled for 10 seconds" away 10 port0
 check "the mounts' cable is pulled for 10 seconds" away 10 port1
 
+# With a dead network and no program at work: a mount says that its server is away, and no more when it is back. Idle connections are looked at
+# every ten seconds.
+says_away() { [[ $(timeout 60 "$CUTTLEFS_BIN/cuttlefs" status "$MNT" --json 2>/dev/null | jq '.mount.server_is_away') == "$1" ]]; }
+is_told() {
+    local status=1
+    ip link set switch0 down
+    for ((waited = 0; waited < 60; waited++)); do
+        says_away true && status=0 && break
+        sleep 1
+    done
+    ip link set switch0 up
+    ((status == 0)) || { echo "after a minute nothing is said"; return 1; }
+    for ((waited = 0; waited < 120; waited++)); do
+        says_away false && return 0
+        sleep 1
+    done
+    echo "the server is back for two minutes, and is said to be away"
+    return 1
+}
+check "an idle mount says that its network is gone" is_told
+
 killed() {
     local worker
     work killed &

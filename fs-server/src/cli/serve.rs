@@ -187,6 +187,14 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     if let Some(warning) = pinned.beyond(&devices) {
         tracing::warn!("{warning}");
     }
+    for rnic in devices.all().iter().filter_map(|device| device.hardware()) {
+        if !rnic.state.contains("ACTIVE") {
+            let (device, port, state) = (&rnic.device, rnic.port, &rnic.state);
+            tracing::warn!(
+                "port {port} of {device} is not active ({state}): nobody can connect until its cable and its interface are up (`rdma link`, `ip link`)"
+            );
+        }
+    }
     let parts =
         Parts { meta, data: opened.data_files().clone(), devices, clock, random: Arc::new(SystemRandom) };
     let options = ServeOptions {

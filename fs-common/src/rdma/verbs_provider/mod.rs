@@ -190,7 +190,12 @@ impl VerbsDevice {
             )));
         }
         let max_mtu_bytes = context.max_mtu_bytes(port);
-        let port = Arc::new(LastLook::new(Port::new(&name, port), gid, &limits));
+        let port = Port::new(&name, port);
+        if let Some(index) = parts_of(endpoint)?.2.and_then(|via| via.gid) {
+            port.must_be(index, gid)
+                .map_err(|reason| RdmaError::Unsupported(format!("{endpoint}: {reason}")))?;
+        }
+        let port = Arc::new(LastLook::new(port, gid, &limits));
         let prover = match &security {
             TcpSecurity::Keys(keys) => Some(Prover::new(keys.own())),
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,

@@ -166,7 +166,34 @@ impl Port {
                 .ok_or_else(|| format!("no GID of port {number} of {device} goes with {to}"));
         };
         let found = gids.into_iter().find(|known| known.index == gid);
-        found.ok_or_else(|| format!("port {number} of {device} has no GID {gid} that is set"))
+        let found = found.ok_or_else(|| format!("port {number} of {device} has no GID {gid} that is set"))?;
+        let is_v4 = found.address.to_ipv4_mapped().is_some();
+        if !to.is_unspecified() && is_v4 != to.is_ipv4() {
+            return Err(format!(
+                "GID {gid} of {device} is {}, and cannot be used to reach {to}; leave gid= out, or name one of an IPv{} address",
+                found.address,
+                if to.is_ipv4() { 4 } else { 6 }
+            ));
+        }
+        Ok(found)
+    }
+
+    /// Refuses an index that is not that of the GID with this address.
+    ///
+    /// # Errors
+    /// A text that says which index is.
+    pub(super) fn must_be(&self, index: u32, address: Ipv6Addr) -> Result<(), String> {
+        let gids = self.gids();
+        if gids.iter().any(|gid| gid.index == index && gid.address == address) {
+            return Ok(());
+        }
+        let fitting: Vec<String> =
+            gids.iter().filter(|gid| gid.address == address).map(|gid| gid.index.to_string()).collect();
+        Err(format!(
+            "GID {index} of {} is not that of the address: those are {}; name one of them, or leave gid= out",
+            self.device,
+            fitting.join(", ")
+        ))
     }
 
     /// The figures of the port, for the GID with this address; the caller adds those of the process.
@@ -328,6 +355,13 @@ mod tests {
         assert_eq!(chosen(None, "fe80::1").expect("link-local").index, 0);
         assert_eq!(chosen(None, "2001:db8::1").expect("v6").index, 4);
         assert_eq!(chosen(Some(1), "10.9.0.7").expect("named").index, 1);
+        let refused = chosen(Some(0), "10.9.0.7").expect_err("a GID of IPv6");
+        assert!(refused.contains("cannot be used to reach 10.9.0.7"), "{refused}");
+        assert_eq!(chosen(Some(4), "0.0.0.0").expect("to listen at any address").index, 4);
+        let v4 = "::ffff:10.9.0.1".parse().expect("an address");
+        assert_eq!((port.must_be(1, v4), port.must_be(2, v4)), (Ok(()), Ok(())));
+        let refused = port.must_be(4, v4).expect_err("another address's");
+        assert!(refused.contains("those are 1, 2"), "{refused}");
         assert!(chosen(Some(3), "10.9.0.7").expect_err("not set").contains("no GID 3"));
         let address = chosen(Some(2), "10.9.0.7").expect("v4").socket_address(5);
         assert_eq!(address, Some("10.9.0.1:5".parse().expect("an address")));
