@@ -112,7 +112,7 @@ fn pool_key(pool: &Path) -> anyhow::Result<ClusterKey> {
     let file = pool.join(POOL_KEY_FILE);
     if !file.try_exists().with_context(|| format!("cannot look for {}", file.display()))? {
         ClusterKey::generate(POOL_KEY_NAME, &SystemRandom)?.create_file(&file)?;
-        tracing::info!(file = %file.display(), "made a key for tcp://; clients mount with it: --key FILE");
+        tracing::info!(file = %file.display(), "made a key for tcp:// and rdma://; clients mount with it: --key FILE");
     }
     read_key(&file)
 }
