@@ -31,6 +31,8 @@ const BUFFER_BYTES: u64 = 1 << 20;
 /// Offset of the words that both sides exchange about a test, behind the buffers.
 const WORDS_AT: u64 = 2 * BUFFER_BYTES;
 const WORDS_BYTES: u32 = 64;
+/// Longest WRITEs and SENDs that are copied when they are posted, where latency is measured (perftest's --inline_size: 220 for WRITEs, 236 for SENDs).
+const INLINE_OF_LATENCY: u32 = 220;
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -217,8 +219,8 @@ fn device_parts(device: &VerbsDevice) -> Result<(Arc<dyn CompletionQueue>, Arc<S
     Ok((device.create_cq(DEPTH + RECEIVES)?, Arc::new(SharedMemory::new("perf", len)?)))
 }
 
-fn config(cq: &Arc<dyn CompletionQueue>) -> QpConfig {
-    QpConfig::new(cq, DEPTH, RECEIVES)
+fn config(cq: &Arc<dyn CompletionQueue>, max_inline: u32) -> QpConfig {
+    QpConfig::new(cq, DEPTH, RECEIVES).inline(max_inline)
 }
 
 /// The passive side of one test.
@@ -301,7 +303,7 @@ fn serve(endpoint: &Endpoint) -> Result<(), Failure> {
         let (cq, memory) = device_parts(&device)?;
         let mr = pd.register(memory, Access::ALL)?;
         let receives = vec![Side::words_receive(&mr)];
-        let qp = listener.accept()?.accept(config(&cq), receives)?;
+        let qp = listener.accept()?.accept(config(&cq, INLINE_OF_LATENCY), receives)?;
         let mut side = Side::new(cq, mr, qp);
         // The failure of one client does not end the server.
         if let Err(error) = answer(&mut side) {
@@ -353,7 +355,9 @@ fn run(test: Test, endpoint: &Endpoint) -> Result<(), Failure> {
     let (cq, memory) = device_parts(&device)?;
     let mr = pd.register(memory, Access::ALL)?;
     let receives = vec![Side::words_receive(&mr)];
-    let qp = pd.connect(endpoint, ConnectOptions { qp: config(&cq), receives, timeout: PATIENCE })?.qp;
+    let max_inline = if test.is_latency { INLINE_OF_LATENCY } else { 0 };
+    let options = ConnectOptions { qp: config(&cq, max_inline), receives, timeout: PATIENCE };
+    let qp = pd.connect(endpoint, options)?.qp;
     let mut side = Side::new(cq, mr, qp);
     side.tell(&test.words())?;
     let theirs = Side::remote(side.told_rkey()?);
