@@ -200,6 +200,7 @@ mod rdma {
     use cuttlefs_server::pool::FormatOptions;
     use cuttlefs_server::rights::ExportRule;
     use serving::Serve;
+    use std::path::{Path, PathBuf};
 
     /// More halves of messages than a worker has receives for their sender.
     const HALVES: u8 = 70;
@@ -212,6 +213,13 @@ mod rdma {
             hotspots: Hotspots::Pages,
             durable_answers: false,
         }
+    }
+
+    fn made_pool(directory: &Path) -> PathBuf {
+        let pool = directory.join("pool");
+        let format = FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() };
+        serving::make_pool(&format, [4; 16]);
+        pool
     }
 
     fn key(seed: u64) -> ClusterKey {
@@ -228,9 +236,7 @@ mod rdma {
     #[ignore = "wants an RNIC"]
     fn one_request_more_at_once_ends_its_connection_and_no_receive_is_lost() {
         let directory = tempfile::tempdir().expect("directory");
-        let pool = directory.path().join("pool");
-        let format = FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() };
-        serving::make_pool(&format, [4; 16]);
+        let pool = made_pool(directory.path());
         let running = serving::serve(&pool, serve()).expect("start");
         let endpoint = running.endpoints().remove(0);
         let volume = serving::connect(&endpoint, "honest", 2, false);
@@ -257,9 +263,7 @@ mod rdma {
     #[ignore = "wants an RNIC"]
     fn messages_that_end_in_the_middle_take_no_receive_of_others_for_good() {
         let directory = tempfile::tempdir().expect("directory");
-        let pool = directory.path().join("pool");
-        let format = FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() };
-        serving::make_pool(&format, [4; 16]);
+        let pool = made_pool(directory.path());
         let listen = open_to_listen(&[serving::rdma_endpoint()], with_keys(&[1, 2])).expect("an RNIC");
         let exports = vec![ExportRule::default()];
         let running = serving::serve_with_workers(1, listen, exports, &pool, serve()).expect("start");

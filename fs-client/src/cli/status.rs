@@ -6,7 +6,7 @@ use super::connect::{Backend, Trust};
 use super::figures::{self, Ask};
 use super::key;
 use super::run_state::{self, RunState};
-use super::summary::summary;
+use super::summary::{PARTS, summary};
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -96,7 +96,7 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
 /// An error that the status shows already, without its advice.
 fn in_short(error: &anyhow::Error) -> anyhow::Error {
     let text = explain(error.as_ref());
-    anyhow!("{}", text.split_once("; ").map_or(text.as_str(), |(what, _)| what))
+    anyhow!("{}", text.split(PARTS).next().unwrap_or_default())
 }
 
 fn died(state: &RunState) -> anyhow::Result<anyhow::Error> {

@@ -10,7 +10,7 @@ use serde_json::Value;
 /// The width of the first column.
 const LABEL_LEN: usize = 12;
 /// What stands between the parts of a message: what is the matter, and what to do.
-const PARTS: &str = "; ";
+pub(super) const PARTS: &str = "; ";
 /// The most clients that are named.
 const NAMED_CLIENTS: usize = 8;
 /// A pool is nearly full if less than one part of this many is free.
@@ -220,10 +220,10 @@ fn told_once(problems: Vec<String>) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for problem in problems {
         let is_new = |part: &&str| !told.iter().any(|before| before.split(PARTS).any(|known| known == *part));
-        let (first, rest) = problem.split_once(PARTS).map_or((problem.as_str(), ""), |parts| parts);
-        let rest: Vec<_> = rest.split(PARTS).filter(|part| !part.is_empty()).filter(is_new).collect();
-        let parts: Vec<_> = std::iter::once(first).chain(rest).collect();
-        let text = parts.join(PARTS);
+        let mut parts = problem.split(PARTS);
+        let first = parts.next().into_iter();
+        let rest = parts.filter(|part| !part.is_empty()).filter(is_new);
+        let text = first.chain(rest).collect::<Vec<_>>().join(PARTS);
         told.push(text);
     }
     told

@@ -175,11 +175,12 @@ impl<R: ReadsPieces> Reading<'_, R> {
     /// Where the page's bytes are by this entry, or if none is known: the window, and the offset of the page there. `None`: on SSD, or not known.
     fn place(&self, page: PoolPage, entry: Option<ResidencyEntry>) -> Option<(RemoteRange, u64)> {
         let RemoteWindows { frames, pages, .. } = *self.shown.windows;
-        let may_be_resident = |entry: ResidencyEntry| entry.is_resident();
-        let (window, number) = match (pages, entry) {
-            (Some(pages), entry) if entry.is_none_or(may_be_resident) => (pages, page.0),
-            (None, Some(entry)) if entry.is_resident() => (frames, u64::from(entry.frame().0)),
-            _ => return None,
+        if entry.is_some_and(|entry| !entry.is_resident()) {
+            return None;
+        }
+        let (window, number) = match pages {
+            Some(pages) => (pages, page.0),
+            None => (frames, u64::from(entry?.frame().0)),
         };
         Some((window, self.page_in(window, number)?))
     }

@@ -88,7 +88,7 @@ pub(super) fn accept(
         }
     };
     let pd = server.rnics.get(rnic).pd.as_ref();
-    let accept = || {
+    let accept = || -> Result<_, RdmaError> {
         let receives_of = match &queues.receives {
             Some(of_peers) => ReceivesOf::Peer(of_peers.of(place.peer().key(), pd)?),
             None => ReceivesOf::Connection,
@@ -109,7 +109,7 @@ pub(super) fn accept(
             server.admission.connections.add(&connection);
             Some(connection)
         }
-        Err::<_, RdmaError>(error) => {
+        Err(error) => {
             tracing::warn!(peer = %identity, %error, "a connection did not come about");
             None
         }

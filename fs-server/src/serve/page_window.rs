@@ -79,12 +79,12 @@ pub(super) fn make(
         return Err(NoPageWindow::Policy(policy));
     }
     // Clients of the others map the tables, or leave the translation to the target.
-    let mut read_tables = devices.all().iter().map(|device| (device, device.capabilities()));
-    let mut rnics = read_tables.by_ref().filter(|(_, can)| !can.file_regions && !can.windows).peekable();
-    if rnics.peek().is_none() {
+    let devices = devices.all().iter().map(|device| (device, device.capabilities()));
+    let rnics: Vec<_> = devices.filter(|(_, can)| !can.file_regions && !can.windows).collect();
+    if rnics.is_empty() {
         return Err(NoPageWindow::NoRnic);
     }
-    if let Some((device, _)) = rnics.find(|(_, can)| !can.on_demand_paging) {
+    if let Some((device, _)) = rnics.iter().find(|(_, can)| !can.on_demand_paging) {
         return Err(NoPageWindow::NoOnDemandPaging(device.name().to_owned()));
     }
     let wanted = PointedMemory::mappings(pool_pages, u64::from(frames.usable()));

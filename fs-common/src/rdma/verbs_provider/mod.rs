@@ -180,7 +180,8 @@ impl VerbsDevice {
         limits.reads.of_us = limits.reads.of_us.min(READS_MAX);
         let (port, gid) = id.port();
         let name = context.name();
-        if let Some(via) = parts_of(endpoint)?.2
+        let via = parts_of(endpoint)?.2;
+        if let Some(via) = via
             && (via.device != name || via.port != port)
         {
             return Err(RdmaError::Unsupported(format!(
@@ -191,7 +192,7 @@ impl VerbsDevice {
         }
         let max_mtu_bytes = context.max_mtu_bytes(port);
         let port = Port::new(&name, port);
-        if let Some(index) = parts_of(endpoint)?.2.and_then(|via| via.gid) {
+        if let Some(index) = via.and_then(|via| via.gid) {
             port.must_be(index, gid)
                 .map_err(|reason| RdmaError::Unsupported(format!("{endpoint}: {reason}")))?;
         }

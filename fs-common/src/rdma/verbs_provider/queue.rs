@@ -334,8 +334,8 @@ impl VerbsQp {
         }
     }
 
-    /// Sends the peer's RNIC an empty WRITE, if nothing is under way whose end would be heard of. It needs no key (IBTA volume 1, C9-88), and its failure breaks the queue
-    /// pair: so this side notices that a peer is gone without a word, even if it only waits for that peer's answer.
+    /// Sends the peer's RNIC an empty WRITE, if nothing is under way whose end would be heard of. It needs no key (IBTA volume 1, C9-88), and its
+    /// failure breaks the queue pair: so this side notices that a peer is gone without a word, even if it only waits for that peer's answer.
     pub(super) fn probe(&self) {
         if self.state() != QpState::ReadyToSend {
             return;
