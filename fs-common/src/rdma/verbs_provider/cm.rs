@@ -63,6 +63,7 @@ pub(super) struct Events {
     thread: Option<JoinHandle<()>>,
     /// Identifiers that the device's channels have not come to an end with.
     ending: Arc<Ending>,
+    pub(super) port: Arc<LastLook>,
     /// That there are. Relaxed, as the next: figures.
     pub(super) queue_pairs: AtomicU64,
     /// The path MTU of the connection that was made last; 0: not known.
@@ -70,9 +71,9 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// `ending`: see [`Channel::new`]. `port` is looked at.
+    /// `ending` and `port`: see [`Channel::new`]. The port is looked at, too.
     pub(super) fn start(ending: &Arc<Ending>, port: &Arc<LastLook>) -> io::Result<Arc<Self>> {
-        let channel = Channel::new(ending)?;
+        let channel = Channel::new(ending, port)?;
         let ears: Arc<Ears> = Arc::default();
         let stop = Arc::new(new_eventfd()?);
         let thread = {
@@ -88,6 +89,7 @@ impl Events {
             stop,
             thread: Some(thread),
             ending: ending.clone(),
+            port: port.clone(),
             queue_pairs: AtomicU64::new(0),
             path_mtu_bytes: AtomicU32::new(0),
         }))

@@ -23,7 +23,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -90,9 +90,9 @@ pub(super) struct VerbsCq {
     pub(super) raw: Arc<sys::Cq>,
     places: Mutex<Places>,
     /// By the RNIC's number of the queue pair: this side's number, and the queue pair.
-    queue_pairs: RwLock<HashMap<u32, (QpNumber, Weak<VerbsQp>)>>,
+    queue_pairs: RwLock<BTreeMap<u32, (QpNumber, Weak<VerbsQp>)>>,
     /// Shared receive queues by their numbers.
-    shared: RwLock<HashMap<u32, Weak<VerbsSrq>>>,
+    shared: RwLock<BTreeMap<u32, Weak<VerbsSrq>>>,
     /// Completions taken from the RNIC and not polled yet. Locked while the RNIC is polled, so that they stay in order.
     waiting: Mutex<VecDeque<Waiting>>,
     /// Rung when a queue pair broke.
@@ -173,6 +173,7 @@ impl VerbsCq {
     pub(super) fn collect(&self, waiting: &mut VecDeque<Waiting>) {
         let mut broken = Vec::new();
         let known = self.queue_pairs.read();
+        // Fewer than fit one poll: there were no more.
         while self.raw.poll(|wc| {
             let (number, qp) = match known.get(&wc.qp) {
                 Some((number, qp)) => (*number, qp.upgrade()),
@@ -183,7 +184,7 @@ impl VerbsCq {
             if wc.status != sys::status::IBV_WC_SUCCESS {
                 broken.push(qp);
             }
-        }) > 0
+        }) == sys::POLLED
         {}
         drop(known);
         for qp in broken {

@@ -131,6 +131,15 @@ impl VerbsPd {
             |action| move |source| advice::failed(Task::Connect, action, endpoint.to_string(), source);
         self.device.few_ending(deadline).map_err(failed("connect to"))?;
         let events = self.device.events()?;
+        // Asked again before the first message: see `ends`.
+        let port_is_up = || {
+            if events.port.is_up() {
+                return Ok(());
+            }
+            let down = format!("the port of {} is down; look at the cable and `ip link`", self.device.name());
+            Err(failed("connect to")(io::Error::new(io::ErrorKind::NetworkDown, down)))
+        };
+        port_is_up()?;
         let id = Id::new(Some(events.channel())).map_err(failed("make an identifier for"))?;
         let number = id.number();
         let setup = events.set_up(number);
@@ -176,6 +185,7 @@ impl VerbsPd {
         };
         let (qp, _) = self.make_qp(id, peer, options.qp.clone(), &endpoint.to_string())?;
         qp.post_recv(&options.receives).map_err(io::Error::other).map_err(failed("post receives for"))?;
+        port_is_up()?;
         qp.id().connect(&ask.encode(), self.device.limits().reads).map_err(failed("connect to"))?;
         let event = next(Happened::Established)?;
         let refused = |reason: String| RdmaError::Refused { endpoint: endpoint.to_string(), reason };

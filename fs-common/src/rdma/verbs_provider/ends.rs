@@ -3,11 +3,15 @@
 //! Destroying an identifier waits in the kernel for messages that the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that
 //! wait.
 //!
+//! While the port is down nothing is destroyed: a destroy sends a message, and soft-RoCE's queue pair for such messages (GSI) is dead for good once it
+//! could not send one. The peer is told when the port is up again.
+//!
 //! # Failure
 //! A destroy that hangs keeps the thread, and later ones wait there. They are counted ([`Ending`]): with too many of them no connection is made,
 //! and no event of a connection is taken (`cm`), so that peers cannot make more. The process can be killed, but is not gone before the kernel
 //! lets go.
 
+use super::port::LastLook;
 use super::sys::Channel;
 use rdma_sys as ffi;
 use std::io;
@@ -21,6 +25,8 @@ use std::time::{Duration, Instant};
 pub(super) const ENDING_MAX: usize = 64;
 /// Between two looks how many there are.
 pub(super) const ENDING_PAUSE: Duration = Duration::from_millis(5);
+/// Between two looks whether the port is up again.
+const DOWN_PAUSE: Duration = Duration::from_millis(100);
 
 /// Identifiers that the channels of a device have not come to an end with. Relaxed: a figure.
 #[derive(Default)]
@@ -81,13 +87,16 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Starts the thread of a channel; `ending` counts what its device's channels have not come to an end with.
-    pub(super) fn start(ending: &Arc<Ending>) -> io::Result<Self> {
+    /// Starts the thread of a channel; `ending` counts what its device's channels have not come to an end with. Nothing ends while `port` is down.
+    pub(super) fn start(ending: &Arc<Ending>, port: &Arc<LastLook>) -> io::Result<Self> {
         let (to_thread, remains) = mpsc::channel::<Remains>();
-        let left = ending.clone();
+        let (left, port) = (ending.clone(), port.clone());
         // The thread ends with the channel, whose last owner may be an identifier in here. So nobody joins it.
         std::thread::Builder::new().name("rdma-ends".to_owned()).spawn(move || {
             while let Ok(one) = remains.recv() {
+                while !port.is_up() {
+                    std::thread::sleep(DOWN_PAUSE);
+                }
                 drop(one);
                 left.end();
             }

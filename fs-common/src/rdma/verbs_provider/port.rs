@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
 
 const CLASS: &str = "/sys/class/infiniband";
+const INTERFACES: &str = "/sys/class/net";
 /// More entries than any port has.
 const GIDS_MAX: u32 = 1024;
 /// Counters of errors, by the names that drivers give them (rdma_rxe, mlx5, mlx4, bnxt_re, irdma, hns; IBTA volume 1, 16.1.4).
@@ -80,7 +81,7 @@ impl Gid {
 }
 
 fn interface_index(name: &str) -> Option<u32> {
-    read(&Path::new("/sys/class/net").join(name).join("ifindex"))?.parse().ok()
+    read(&Path::new(INTERFACES).join(name).join("ifindex"))?.parse().ok()
 }
 
 /// The text of a file, without the end of its line.
@@ -238,6 +239,11 @@ impl Port {
     }
 }
 
+/// Whether an interface is turned off or has no carrier (RFC 2863's operational state). One that does not tell is not down.
+fn is_down(interfaces: &Path, name: &str) -> bool {
+    matches!(read(&interfaces.join(name).join("operstate")).as_deref(), Some("down" | "lowerlayerdown"))
+}
+
 /// The names in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -264,6 +270,15 @@ impl LastLook {
         let before = self.figures();
         let now = self.port.look_again(before);
         *self.figures.lock() = now;
+    }
+
+    /// Whether the port can send. The interface below RoCE says so without the driver; of InfiniBand it is what the last look found.
+    pub(super) fn is_up(&self) -> bool {
+        let figures = self.figures.lock();
+        match &figures.interface {
+            Some(interface) => !is_down(Path::new(INTERFACES), interface),
+            None => figures.state.is_empty() || figures.state.contains("ACTIVE"),
+        }
     }
 
     /// What was found.
@@ -383,6 +398,18 @@ mod tests {
         assert_eq!(figures.interface.as_deref(), Some("eth0"));
         assert_eq!(figures.counters, BTreeMap::from([("rcvd_rnr_err".to_owned(), 3)]));
         assert_eq!((figures.queue_pairs_bound, figures.rate.as_str()), (7, ""));
+    }
+
+    #[test]
+    fn a_port_is_down_with_its_interface() {
+        let interfaces = tempfile::tempdir().expect("folder");
+        for (name, state, down) in
+            [("a", "up", false), ("b", "unknown", false), ("c", "down", true), ("d", "lowerlayerdown", true)]
+        {
+            put(&interfaces.path().join(name), &[("operstate", state)]);
+            assert_eq!(is_down(interfaces.path(), name), down, "{state}");
+        }
+        assert!(!is_down(interfaces.path(), "none"), "that says nothing");
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::rdma::verbs::{
     RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WrId,
 };
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -285,12 +285,17 @@ impl VerbsQp {
         let _ = self.state.compare_exchange(INIT, READY, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Puts the queue pair into `Error`: requests under way are flushed, and the peer is told. Idempotent.
+    /// Puts the queue pair into `Error`: requests under way are flushed, and the peer is told, now or, while the port is down, when it is up again
+    /// (`ends`). Idempotent.
     pub(super) fn fail(&self) {
         if self.state.swap(ERROR, Ordering::AcqRel) == ERROR {
             return;
         }
-        self.id.disconnect();
+        if self.events.port.is_up() {
+            self.id.disconnect();
+        } else {
+            self.id.fail_in_silence();
+        }
         self.send_cq.wake();
         self.recv_cq.wake();
     }
@@ -368,7 +373,7 @@ impl VerbsQp {
     }
 
     /// The region from which a post copies the request's bytes, if they are few. If no such region is registered, the RNIC refuses the request.
-    fn inline<'r>(&self, regions: &'r HashMap<u32, Arc<sys::Mr>>, request: &SendWr) -> Option<&'r sys::Mr> {
+    fn inline<'r>(&self, regions: &'r BTreeMap<u32, Arc<sys::Mr>>, request: &SendWr) -> Option<&'r sys::Mr> {
         let is_sent =
             matches!(request.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
         let is_short = (1..=self.capacities.max_inline).contains(&request.local.len);
@@ -412,7 +417,7 @@ impl VerbsQp {
         let mut sends = self.sends.lock();
         let room = sends.room(self.capacities.send_depth);
         let regions = self.regions.read();
-        let mut posted = Vec::with_capacity(requests.len().min(room));
+        let mut posted = sys::Few::new();
         for request in requests.iter().take(room) {
             let Ok((what, local)) = self.what(request) else { break };
             sends.silent = if request.signaled { 0 } else { sends.silent + 1 };

@@ -6,13 +6,13 @@ use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
 use crate::rdma::verbs::{FlushReach, MemoryRegion};
 use parking_lot::{RwLock, RwLockReadGuard};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The registrations by local key; see the module.
 #[derive(Default)]
-pub(super) struct Regions(RwLock<HashMap<u32, Arc<Mr>>>);
+pub(super) struct Regions(RwLock<BTreeMap<u32, Arc<Mr>>>);
 
 impl Regions {
     pub(super) fn add(
@@ -32,7 +32,7 @@ impl Regions {
     }
 
     /// All registrations by local key. None can be deregistered while the guard lives.
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, HashMap<u32, Arc<Mr>>> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Mr>>> {
         self.0.read()
     }
 }

@@ -8,6 +8,7 @@
 //! * A context belongs to librdmacm, which never closes it.
 
 use super::ends::{Ending, Ends};
+use super::port::LastLook;
 use super::sys_flush::{self, Abilities, Flush};
 mod address;
 mod cq;
@@ -16,10 +17,11 @@ mod srq;
 
 use crate::memory::{Pinned, SharedMemory};
 use address::{address_of, raw_address};
-pub(super) use cq::{Cq, Wc};
+pub(super) use cq::{Cq, POLLED, Wc};
 pub(super) use ffi::ibv_wc_status as status;
 pub(super) use mw::Mw;
 use rdma_sys as ffi;
+use smallvec::SmallVec;
 pub(super) use srq::Srq;
 use srq::receive_with;
 use std::ffi::{CStr, c_int, c_void};
@@ -30,6 +32,9 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Requests of one post. Most posts are short, and these need no memory of the heap.
+pub(super) type Few<T> = SmallVec<[T; 4]>;
 
 /// The result of a call that returns 0, or sets errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {
@@ -312,9 +317,9 @@ pub(super) struct Event {
 }
 
 impl Channel {
-    /// `ending` counts identifiers that are over and that the kernel has not let go of.
-    pub(super) fn new(ending: &Arc<Ending>) -> io::Result<Arc<Self>> {
-        let ends = Ends::start(ending)?;
+    /// `ending` counts identifiers that are over and that the kernel has not let go of; none ends while `port` is down.
+    pub(super) fn new(ending: &Arc<Ending>, port: &Arc<LastLook>) -> io::Result<Arc<Self>> {
+        let ends = Ends::start(ending, port)?;
         // SAFETY: no preconditions.
         let raw = made(unsafe { ffi::rdma_create_event_channel() })?;
         let channel = Arc::new(Self { raw, ends });
@@ -644,6 +649,21 @@ impl Id {
         unsafe { ffi::rdma_disconnect(self.raw.as_ptr()) };
     }
 
+    /// Puts the queue pair into the error state without a word to the peer.
+    pub(super) fn fail_in_silence(&self) {
+        let ffi::ibv_qp_attr_mask(mask) = ffi::ibv_qp_attr_mask::IBV_QP_STATE;
+        // SAFETY: all zeros is a value of this plain structure; what the mask does not name is not looked at.
+        let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_ERR;
+        // SAFETY: the identifier is there, and its queue pair if it has one. If it fails, the queue pair is in that state or gone.
+        unsafe {
+            let qp = (*self.raw.as_ptr()).qp;
+            if !qp.is_null() {
+                ffi::ibv_modify_qp(qp, &mut attributes, mask as c_int);
+            }
+        }
+    }
+
     /// Sets how soon a peer repeats a message that found no receive (IBTA volume 1, table 45: 12 is 0.64 ms; the connection manager leaves it at 0,
     /// which is 655 ms). For a connected queue pair.
     pub(super) fn hurry_messages(&self) -> io::Result<()> {
@@ -691,15 +711,15 @@ impl Id {
 
     /// Posts requests that `ibv_post_send` supports.
     fn post_run(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
-        let mut sges: Vec<_> = requests.iter().map(Posted::raw_local).collect();
-        let mut wrs: Vec<ffi::ibv_send_wr> = requests
+        let mut sges: Few<_> = requests.iter().map(Posted::raw_local).collect();
+        let mut wrs: Few<ffi::ibv_send_wr> = requests
             .iter()
             .zip(&mut sges)
             .map(|(request, sge)| request.raw(sge.as_mut().map_or(null_mut(), |sge| sge)))
             .collect();
         let first = wrs.as_mut_ptr();
         for index in 1..wrs.len() {
-            // SAFETY: inside of the vector, which does not move any more.
+            // SAFETY: inside of the list, which does not move any more.
             unsafe { (*first.add(index - 1)).next = first.add(index) };
         }
         if wrs.is_empty() {

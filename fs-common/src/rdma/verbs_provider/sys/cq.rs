@@ -31,7 +31,7 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 /// Completions taken with one call.
-const POLLED: usize = 16;
+pub(in super::super) const POLLED: usize = 16;
 
 impl Cq {
     pub(in super::super) fn new(context: Context, depth: u32) -> io::Result<Self> {
