@@ -48,6 +48,16 @@ check "sha256sum is the same" bash -c "diff <(sha256sum <'$WORK/local') <('$CUTT
 check "python: offsets, dup, fork, threads, mappings, own writes, closed descriptors" \
     under --report python3 "$HERE/preload.py" "$MNT" "$WORK/local"
 
+# Another directory as the root, and thus other inode numbers.
+mkdir "$MNT/inner" && cp "$WORK/local" "$MNT/inner/file" || fail "cannot copy"
+mount_fs "$WORK/sub" subdir=inner
+dd_inner() { "$CUTTLEFS_BIN/cuttlefs" preload --mount "$WORK/sub" --report dd if="$WORK/sub/file" of="$WORK/copy" bs=4k 2>"$WORK/report.log"; }
+check "dd in a mount of a directory" dd_inner
+check "its bytes" cmp "$WORK/local" "$WORK/copy"
+check "its reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 2000
+umount_fs "$WORK/sub"
+check "a directory that is no mount is refused" bash -c "! '$CUTTLEFS_BIN/cuttlefs' preload --mount '$WORK' true 2>'$WORK/refused' && grep -q 'in no mount of cuttlefs' '$WORK/refused'"
+
 # The exit code is the program's, and standard input, output and error are its own.
 check "exit codes" bash -c "'$CUTTLEFS_BIN/cuttlefs' preload sh -c 'exit 7'; [[ \$? == 7 ]] && { '$CUTTLEFS_BIN/cuttlefs' preload --report sh -c 'kill -9 \$\$' 2>/dev/null; [[ \$? == 137 ]]; }"
 

@@ -41,10 +41,6 @@ pub(crate) struct Engine {
 impl Engine {
     /// Starts the thread. `None`: the system gives none.
     pub(crate) fn start(state: &'static State) -> Option<Self> {
-        // SAFETY: the function is async-signal-safe, as one that runs in a forked process must be: it stores a flag.
-        if unsafe { libc::pthread_atfork(None, None, Some(state::forked)) } != 0 {
-            return None;
-        }
         let (jobs, received) = channel();
         let body = move || {
             state::stay_inside();

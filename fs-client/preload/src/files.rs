@@ -110,6 +110,11 @@ impl Files {
         self.count.load(Ordering::Relaxed) == 0
     }
 
+    /// Whether a thread is in the middle of a look or a change.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.known.is_locked()
+    }
+
     /// A descriptor of the file is closed, or the file is mapped. If another descriptor reads on, the file is opened again.
     pub(crate) fn forget(&self, id: FileId) {
         let mut known = self.known.lock();

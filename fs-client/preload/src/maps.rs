@@ -34,6 +34,11 @@ impl Mapped {
         self.any.store(true, Ordering::Release);
     }
 
+    /// Whether a thread is in the middle of a look or a change.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.files.is_locked()
+    }
+
     /// Whether the file counts as mapped.
     pub(crate) fn has(&self, id: FileId) -> bool {
         self.any.load(Ordering::Acquire)

@@ -11,8 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static STATE: OnceLock<State> = OnceLock::new();
 
-/// Whether this process was forked from one with an engine (release; acquire).
+/// Whether this process was forked from one with an engine, or in the middle of something (release; acquire).
 static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether an engine was started, or is about to be (release; acquire).
+static STARTED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// Whether the thread is in this library: a signal handler that calls in again finds it set. Threads of the library's own have it set for good.
@@ -40,6 +43,10 @@ impl Drop for Inside {
 /// Reads the plan. Called when the library is loaded, before the program begins.
 pub(crate) fn begin() {
     kernel::look_up_all();
+    // SAFETY: the function may run in a forked process: it loads and stores flags, and takes no lock.
+    if unsafe { libc::pthread_atfork(None, None, Some(forked)) } != 0 {
+        return;
+    }
     let Some(text) = std::env::var_os(PLAN_VARIABLE) else { return };
     let Some(plan) = text.to_str().and_then(|text| serde_json::from_str::<Plan>(text).ok()) else { return };
     let counts = plan.counts.as_deref().and_then(|path| Counts::open(path).ok());
@@ -63,14 +70,18 @@ pub(crate) fn get() -> Option<&'static State> {
     STATE.get()
 }
 
-/// Whether this process was forked from one with an engine: then nothing of the engine, and no lock, is touched.
+/// Whether this process was forked from one that was using this library: then nothing of an engine, and no lock, is touched.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Acquire)
 }
 
-/// Called in a process that was just forked.
-pub(crate) extern "C" fn forked() {
-    FORKED.store(true, Ordering::Release);
+/// Called in a process that was just forked. Threads of the engine are the parent's, and so is a thread that holds a lock. A process whose parent had
+/// neither begins as its parent would have.
+extern "C" fn forked() {
+    let is_locked = STATE.get().is_some_and(|state| state.files.is_locked() || state.mapped.is_locked());
+    if STARTED.load(Ordering::Acquire) || is_locked {
+        FORKED.store(true, Ordering::Release);
+    }
 }
 
 /// Enters the library; `None` if the thread is in it.
@@ -102,6 +113,7 @@ impl State {
 
     /// The engine, which is started at the first use. `None`: it could not be.
     pub(crate) fn engine(&'static self) -> Option<&'static Engine> {
+        STARTED.store(true, Ordering::Release);
         self.engine.get_or_init(|| Engine::start(self)).as_ref()
     }
 }
