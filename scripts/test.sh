@@ -147,6 +147,7 @@ interrupts  300 quick
 zerocpu     240 quick
 mounts      240 quick
 inodes      240 quick
+preload     240 quick
 fio-verify  480 full
 soak        240 full
 memory      480 full
@@ -223,7 +224,7 @@ side_by_side() {
 
 flags="--locked --color never"
 of_workspace="--workspace ${FEATURES[*]} --no-fail-fast"
-release_build="cargo build $flags --release --workspace ${FEATURES[*]} --bins --example keyed_relay"
+release_build="cargo build $flags --release --workspace ${FEATURES[*]} --lib --bins --example keyed_relay"
 first=() jobs=() last=()
 if ! $suites_only; then
     phase checks 900 scripts/check.sh

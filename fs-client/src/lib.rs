@@ -1,7 +1,7 @@
 //! The cuttlefs client: a volume on a server, the FUSE edge in front of it, and the `cuttlefs` command.
 //!
-//! Each module imports only modules before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `read` <- `file` <- `fuse` <-
-//! `cli`. `tests/layers.rs` checks this. `docs/ARCHITECTURE.md` has the way of a read through them.
+//! Each module imports only modules before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `reach` (the way to a server)
+//! <- `read` <- `file` <- `native` (for programs), `preload`, `fuse` <- `cli`. `tests/layers.rs` checks this. `docs/ARCHITECTURE.md` has the way of a read through them.
 
 // These macros panic if nobody reads the output; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -14,9 +14,14 @@ pub mod deadline;
 pub mod file;
 /// The FUSE edge.
 pub mod fuse;
+mod reach;
 mod read;
 #[cfg(feature = "model-check")]
 pub use read::model;
+/// Files on a server for programs that mount nothing.
+pub mod native;
+/// What `cuttlefs preload` and the library that it loads into programs tell each other.
+pub mod preload;
 /// A mount's session with its server.
 pub mod session;
 mod transport;

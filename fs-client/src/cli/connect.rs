@@ -2,16 +2,10 @@
 
 use crate::file::RemoteVolume;
 use crate::file::volume::Volume;
-use crate::session::{Session, SessionOptions, unsynced_bytes};
-use anyhow::anyhow;
-use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
-use cuttlefs_common::rdma::soft::{SoftOptions, TcpSecurity};
-use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, open_to_connect};
-use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
-use serde::{Deserialize, Serialize};
-use std::io::ErrorKind;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+pub use crate::reach::{NotThere, Trust, device};
+use crate::reach::{ReachError, Reaching, reach};
+use crate::session::Session;
+use cuttlefs_common::rdma::Endpoint;
 use std::sync::Arc;
 
 /// The options of a mount that concern its volume.
@@ -30,20 +24,6 @@ pub struct VolumeOptions {
     /// How the right server is recognized.
     pub trust: Trust,
 }
-
-/// How the right server is recognized.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trust {
-    /// The file of the key that is shown over tcp; `None`: the connection is in plain.
-    pub key: Option<PathBuf>,
-    /// The user who may serve over shm and unix, besides root and the calling user.
-    pub server_user: Option<u32>,
-}
-
-/// The server is not there, or not yet.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct NotThere(pub String);
 
 /// Reaches servers. A trait, so that the command can be tested without a server.
 pub trait Backend: Sync {
@@ -69,7 +49,7 @@ impl Backend for Network {
     }
 
     fn server_status(&self, server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
-        server_status(server, trust)
+        Ok(crate::reach::server_status(server, trust).map_err(told)??)
     }
 }
 
@@ -83,161 +63,21 @@ impl Network {
         server: &Endpoint,
         options: &VolumeOptions,
     ) -> anyhow::Result<Arc<RemoteVolume>> {
-        let session = reach(server, options, true, Session::connect)?;
+        let asked = Reaching {
+            label: options.label.clone(),
+            subtree: options.subtree.clone(),
+            lanes: options.threads,
+            trust: options.trust.clone(),
+        };
+        let session = reach(server, &asked, true, Session::connect).map_err(told)?;
         Ok(Arc::new(RemoteVolume::new(session)))
     }
 }
 
-/// Reaches the server by `connect`. The errors say what to do.
-fn reach<T>(
-    server: &Endpoint,
-    options: &VolumeOptions,
-    background: bool,
-    connect: impl FnOnce(Arc<dyn Device>, SessionOptions, &dyn Random) -> Result<T, RdmaError>,
-) -> anyhow::Result<T> {
-    let session_options = SessionOptions {
-        endpoint: server.clone(),
-        label: options.label.clone(),
-        subtree: options.subtree.clone(),
-        lanes: options.threads.max(1),
-        unsynced_bytes: unsynced_bytes(),
-        clock: Arc::new(SystemClock::new()),
-        initiator_translates: false,
-        background,
-    };
-    let device = device(server, &options.trust)?;
-    connect(device, session_options, &SystemRandom).map_err(|error| match error {
-        RdmaError::Io { ref source, .. } => {
-            if let Some(wrong) = wrong_kind(server, source) {
-                return anyhow!("{server} is not what a server listens at: {wrong}");
-            }
-            let text = match advice(server, source.kind()) {
-                Some(advice) => format!("{error}; {advice}"),
-                None => error.to_string(),
-            };
-            if source.kind() == ErrorKind::PermissionDenied { anyhow!(text) } else { NotThere(text).into() }
-        }
-        // A server that is stopping may be about to be started again.
-        RdmaError::Handshake { .. } => NotThere(format!(
-            "{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping"
-        ))
-        .into(),
-        other => other.into(),
-    })
-}
-
-/// If something else than a server of this scheme is at the endpoint's path, says what it is and what to write.
-fn wrong_kind(server: &Endpoint, error: &std::io::Error) -> Option<String> {
-    let (path, other) = match server {
-        Endpoint::Shm(path) => (path, "unix"),
-        Endpoint::Unix(path) => (path, "shm"),
-        Endpoint::Tcp { .. } | Endpoint::Rdma { .. } => return None,
-    };
-    if error.raw_os_error() == Some(libc::EPROTOTYPE) {
-        return Some(format!(
-            "the socket is another program's, or a server's for {other}://; if it is, write {other}://{}",
-            path.display()
-        ));
-    }
-    let found = std::fs::metadata(path).ok()?.file_type();
-    let what = if found.is_socket() {
-        return None;
-    } else if found.is_dir() {
-        "directory"
-    } else {
-        "file that is no socket"
-    };
-    Some(format!(
-        "{} is a {what}; write the path of the socket, as it stands in the server's --listen",
-        path.display()
-    ))
-}
-
-/// What to do when a server cannot be reached; `None` if the error says that.
-fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
-    Some(match (server, kind) {
-        (Endpoint::Shm(_), ErrorKind::PermissionDenied) => {
-            "shm:// is for root and the server's own user; mount its unix:// or tcp:// endpoint".to_owned()
-        }
-        (Endpoint::Unix(_), ErrorKind::PermissionDenied) => {
-            "you may not reach this path: ask whoever runs the server for the folder's mode, or mount its tcp:// endpoint"
-                .to_owned()
-        }
-        // A server is there that refuses, or the name is unknown: the error says why.
-        (
-            Endpoint::Tcp { .. } | Endpoint::Rdma { .. },
-            ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable,
-        ) => return None,
-        (
-            Endpoint::Tcp { port, .. },
-            ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::WouldBlock,
-        ) => format!("is that machine up, and does no firewall on the way hold back port {port}?"),
-        _ => format!("is cuttlefsd running there, and listening at {server}?"),
-    })
-}
-
-/// An RNIC for connections to a server that must be trusted in this way.
-///
-/// # Errors
-/// The key file cannot be used.
-pub fn device(server: &Endpoint, trust: &Trust) -> anyhow::Result<Arc<dyn Device>> {
-    let tcp = match (server, &trust.key) {
-        // Over the other links the kernel says who the server is.
-        (Endpoint::Tcp { .. } | Endpoint::Rdma { .. }, Some(file)) => {
-            TcpSecurity::Keys(ClusterKeys::new(vec![read_key(file)?])?)
-        }
-        _ => TcpSecurity::Loopback,
-    };
-    Ok(open_to_connect(server, SoftOptions { tcp, server_user: trust.server_user })?)
-}
-
-fn read_key(file: &Path) -> anyhow::Result<ClusterKey> {
-    ClusterKey::read_file(file).map_err(|error| match error {
-        error if error.is_missing() => anyhow!("{error}; copy it from the server (DIR/key)"),
-        error if error.is_no_key() => anyhow!("{error}; get the server's key file"),
+/// The error as the command's callers look at it: [`NotThere`] by its type.
+fn told(error: ReachError) -> anyhow::Error {
+    match error {
+        ReachError::NotThere(error) => error.into(),
         error => error.into(),
-    })
-}
-
-fn server_status(server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
-    let trust = trust.clone();
-    let options = VolumeOptions { label: "status".to_owned(), threads: 1, trust, ..VolumeOptions::default() };
-    Ok(reach(server, &options, false, Session::ask_status)??)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_say_what_to_do() {
-        let failure = |server: &str| {
-            let server: Endpoint = server.parse().expect("an endpoint");
-            server_status(&server, &Trust::default()).expect_err("nobody is there").to_string()
-        };
-        let unknown = failure("tcp://no-such-host.invalid:1");
-        assert!(unknown.contains("check how it is written") && !unknown.contains("cuttlefsd"), "{unknown}");
-        let nobody = failure("tcp://127.0.0.1:1");
-        assert!(nobody.contains("is cuttlefsd running there"), "{nobody}");
-        assert!(failure("shm:///nowhere/a.sock").contains("is cuttlefsd running there"));
-        let directory = tempfile::tempdir().expect("temporary directory");
-        let at = |scheme: &str, name: &str| format!("{scheme}://{}/{name}", directory.path().display());
-        std::fs::write(directory.path().join("file"), b"").expect("write");
-        let _stream =
-            std::os::unix::net::UnixListener::bind(directory.path().join("stream")).expect("socket");
-        let unix = at("unix", "stream");
-        assert!(failure(&at("shm", "stream")).contains(&format!("write {unix}")));
-        assert!(failure(&at("unix", "file")).contains("file that is no socket"));
-        assert!(failure(&at("shm", "")).contains("is a directory"));
-        let with_key = |name: &str| {
-            let trust = Trust { key: Some(directory.path().join(name)), server_user: None };
-            let server: Endpoint = "tcp://127.0.0.1:1".parse().expect("an endpoint");
-            server_status(&server, &trust).expect_err("no key").to_string()
-        };
-        assert!(with_key("none").ends_with("copy it from the server (DIR/key)"), "{}", with_key("none"));
-        assert!(with_key("file").ends_with("get the server's key file"), "{}", with_key("file"));
-        let said = |server: &str, kind| advice(&server.parse().expect("an endpoint"), kind);
-        assert!(said("shm:///a", ErrorKind::PermissionDenied).is_some_and(|text| text.contains("unix://")));
-        assert!(said("tcp://a", ErrorKind::TimedOut).is_some_and(|text| text.contains("firewall")));
     }
 }

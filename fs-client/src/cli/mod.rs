@@ -3,6 +3,7 @@
 //! * `up`, `down`: a server and a mount on this machine, in one command.
 //! * `mount`, `umount`: a mount of a server that runs somewhere.
 //! * `status`: a server's figures.
+//! * `preload`: a program that reads files of mounts past FUSE.
 //! * `bench`: the speed of a mount; another program measures it (`bench`).
 //!
 //! Long-running commands run in the foreground; without `--foreground` the command starts itself once more, detached,
@@ -24,6 +25,7 @@ mod mount;
 mod mount_helper;
 mod mount_options;
 mod mountpoint;
+mod preload;
 mod process;
 pub mod programs;
 mod remount;
@@ -81,6 +83,8 @@ enum Command {
     Umount(unmount::UmountArgs),
     /// Show what a server says of itself
     Status(status::StatusArgs),
+    /// Run a program that reads files of mounts past FUSE
+    Preload(preload::PreloadArgs),
     /// Measure how fast a mount is
     #[command(disable_help_flag = true)]
     Bench(bench::BenchArgs),
@@ -104,6 +108,11 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         Command::Mount(args) => mount::run(backend, args),
         Command::Umount(args) => unmount::run(&args),
         Command::Status(args) => status::run(backend, &args),
+        // Its exit code is the program's.
+        Command::Preload(args) => match preload::run(args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Bench(args) => bench::run(&args),
         Command::MountHelper(args) => mount_helper::run(&args),
     };

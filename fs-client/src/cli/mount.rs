@@ -109,6 +109,7 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
         mountpoint: mountpoint.clone(),
         source: args.server.to_string(),
         trust: options.trust.clone(),
+        subtree: options.volume(&mountpoint).subtree,
         mount: ProcessId::own()?,
         server: None,
         pool: None,

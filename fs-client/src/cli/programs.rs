@@ -30,6 +30,24 @@ pub fn bench() -> anyhow::Result<PathBuf> {
     beside("cuttlefs-bench")
 }
 
+/// The library that `cuttlefs preload` loads into programs.
+///
+/// # Errors
+/// It is not beside this program.
+pub fn preload_library() -> anyhow::Result<PathBuf> {
+    let name = "libcuttlefs_preload.so";
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let library = own.with_file_name(name);
+    // Not by name alone: the loader would look for it elsewhere, and only warn if it finds none.
+    if !library.exists() {
+        anyhow::bail!(
+            "{name} is not beside {}; build it: cargo build --release -p cuttlefs-preload",
+            own.display()
+        );
+    }
+    Ok(library)
+}
+
 fn beside(name: &str) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let sibling = own.with_file_name(name);

@@ -35,6 +35,9 @@ pub(super) struct RunState {
     pub source: String,
     /// How the right server is recognized.
     pub trust: Trust,
+    /// The directory of the export that is mounted; empty: the export's root.
+    #[serde(default)]
+    pub subtree: Vec<u8>,
     /// The process that serves the mount.
     pub mount: ProcessId,
     /// The server that `up` started for the mount.
@@ -299,6 +302,7 @@ mod tests {
             mountpoint: dir.path().to_owned(),
             source: "tcp://a:1".to_owned(),
             trust: Trust { key: Some("/etc/key".into()), server_user: Some(7) },
+            subtree: b"sub".to_vec(),
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,
@@ -327,6 +331,7 @@ mod tests {
             mountpoint: dir.path().to_owned(),
             source: "tcp://a:1".to_owned(),
             trust: Trust { key: Some("/etc/key".into()), server_user: None },
+            subtree: Vec::new(),
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,

@@ -119,6 +119,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     }
     let memory = args.memory.unwrap_or(DEFAULT_MEMORY);
     let starting = RunState {
+        subtree: options.volume(&mountpoint).subtree,
         mountpoint,
         source: String::new(),
         trust: Trust::default(),

@@ -3,6 +3,7 @@
 //! `volume` is the interface for the FUSE edge, `remote` its implementation over a session. Nothing here repeats a request: the session does.
 
 mod copy;
+mod direct;
 mod exposed_write;
 mod figures;
 mod handles;
@@ -12,4 +13,5 @@ mod replies;
 pub mod volume;
 mod write;
 
+pub(crate) use handles::HandleState;
 pub use remote::RemoteVolume;

@@ -28,7 +28,7 @@ const READDIR_BYTES: u32 = 48 * 1024;
 pub struct RemoteVolume {
     pub(super) session: Arc<Session>,
     pub(super) handles: Arc<HandleTable>,
-    reads: Arc<Reads>,
+    pub(super) reads: Arc<Reads>,
 }
 
 /// Refuses names that the server would refuse: a long name would not even fit a message.
@@ -57,6 +57,11 @@ impl RemoteVolume {
     fn unfenced(&self, handle: Handle) -> Result<Arc<HandleState>, FsError> {
         let state = self.handles.get(handle)?;
         if state.file().is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(state) }
+    }
+
+    /// The state of reads.
+    pub(crate) fn reads(&self) -> &Arc<Reads> {
+        &self.reads
     }
 
     /// The session underneath, for figures.

@@ -48,6 +48,11 @@ mod settings;
 mod told_names;
 mod xattr_names;
 
+/// The errno that a mount's programs see for a server's status, for other edges with errnos.
+pub fn errno_of(status: cuttlefs_common::status::Status) -> i32 {
+    errno::of_status(status).code()
+}
+
 pub use mount_table::{MountEntry, MountTable, resolve_mountpoint};
 pub use session::{MountError, Mounted, agreement, mount, mount_options};
 pub use settings::{FuseSettings, MAX_THREADS};

@@ -17,7 +17,7 @@ impl Reads {
     ///
     /// # Errors
     /// The server's error. An SSD error is an error of the whole request: no read returns other bytes than the file's.
-    pub(super) fn fetch(
+    pub(crate) fn fetch(
         &self,
         lane: &mut SessionLane<'_>,
         caller: &Caller,

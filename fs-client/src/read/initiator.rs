@@ -6,8 +6,8 @@
 //!
 //! Nothing read is trusted: page numbers, frame numbers and sizes are checked against the windows.
 
-use super::OneSided;
 use super::layout::CachedLayout;
+use super::{Destination, OneSided};
 use crate::session::MappedWindows;
 use cuttlefs_common::ids::{FileSlot, PAGE_SIZE};
 use cuttlefs_common::region::{ExtentState, PageSet, divide};
@@ -21,13 +21,13 @@ pub(super) enum NoAnswer {
     LayoutStale,
 }
 
-/// Reads `[offset, offset + out.len())` of the file in `slot` with this layout.
+/// Reads what `out` wants from `offset` on, of the file in `slot`, with this layout.
 pub(super) fn read(
     windows: &MappedWindows,
     slot: FileSlot,
     layout: &CachedLayout,
     offset: u64,
-    out: &mut [u8],
+    out: &mut (impl Destination + ?Sized),
 ) -> Result<OneSided, NoAnswer> {
     if slot.0 >= windows.files.slots() {
         return Err(NoAnswer::SlotGone);
@@ -39,16 +39,15 @@ pub(super) fn read(
     if view.generation != layout.generation() {
         return Err(NoAnswer::LayoutStale);
     }
-    let valid_len = view.size.saturating_sub(offset).min(out.len() as u64) as usize;
+    let valid_len = view.size.saturating_sub(offset).min(out.wanted() as u64) as usize;
     let mut missing = PageSet::none_of_range(offset, valid_len);
     for (index, part) in divide(offset, valid_len).enumerate() {
-        let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
         let Some(extent) = layout.find(part.page)? else {
-            target.fill(0);
+            out.zero(part.offset_in_request, part.len);
             continue;
         };
         if extent.state == ExtentState::Unwritten {
-            target.fill(0);
+            out.zero(part.offset_in_request, part.len);
             continue;
         }
         let pool_page = extent.pool_page_of(part.page);
@@ -62,7 +61,7 @@ pub(super) fn read(
             missing.insert(index);
             continue;
         }
-        windows.frames.read(at as usize, target);
+        out.copy(&windows.frames, at as usize, part.offset_in_request, part.len);
         if !before.validates(windows.residency.load_after_copy(pool_page)) {
             missing.insert(index);
         }
@@ -117,36 +116,36 @@ mod tests {
     fn resident_hole_ssd_and_end_of_file() {
         let windows = windows();
         let mut out = vec![0xff; 4 * PAGE_SIZE];
-        let got = read(&windows, SLOT, &layout(7), 0, &mut out).expect("answer");
+        let got = read(&windows, SLOT, &layout(7), 0, &mut out[..]).expect("answer");
         assert_eq!(got.valid_len, 3 * PAGE_SIZE - 10);
         assert_eq!((0..4).map(|i| got.missing.contains(i)).collect::<Vec<_>>(), [false, false, true, false]);
         assert!(out[..PAGE_SIZE].iter().all(|b| *b == b'a'));
         assert!(out[PAGE_SIZE..2 * PAGE_SIZE].iter().all(|b| *b == 0));
-        let past = read(&windows, SLOT, &layout(7), 1 << 40, &mut out).expect("answer");
+        let past = read(&windows, SLOT, &layout(7), 1 << 40, &mut out[..]).expect("answer");
         assert_eq!(past.valid_len, 0);
     }
 
     #[test]
     fn what_changes_is_noticed() {
         let windows = windows();
-        let mut out = vec![0; 100];
-        assert_eq!(read(&windows, SLOT, &layout(6), 0, &mut out), Err(NoAnswer::LayoutStale));
+        let mut out = [0; 100];
+        assert_eq!(read(&windows, SLOT, &layout(6), 0, &mut out[..]), Err(NoAnswer::LayoutStale));
         windows.residency.begin_change(PoolPage(10));
-        let got = read(&windows, SLOT, &layout(7), 0, &mut out).expect("answer");
+        let got = read(&windows, SLOT, &layout(7), 0, &mut out[..]).expect("answer");
         assert!(got.missing.contains(0), "a page that is being changed is missing");
         windows.files.retire(SLOT);
-        assert_eq!(read(&windows, SLOT, &layout(7), 0, &mut out), Err(NoAnswer::SlotGone));
-        assert_eq!(read(&windows, FileSlot(999), &layout(7), 0, &mut out), Err(NoAnswer::SlotGone));
+        assert_eq!(read(&windows, SLOT, &layout(7), 0, &mut out[..]), Err(NoAnswer::SlotGone));
+        assert_eq!(read(&windows, FileSlot(999), &layout(7), 0, &mut out[..]), Err(NoAnswer::SlotGone));
     }
 
     #[test]
     fn numbers_from_a_broken_peer_are_checked() {
         let windows = windows();
-        let mut out = vec![0; 100];
+        let mut out = [0; 100];
         // A frame beyond the window.
         windows.residency.begin_change(PoolPage(10));
         windows.residency.end_change(PoolPage(10), FrameIndex(u32::MAX), false);
-        assert!(read(&windows, SLOT, &layout(7), 0, &mut out).expect("answer").missing.contains(0));
+        assert!(read(&windows, SLOT, &layout(7), 0, &mut out[..]).expect("answer").missing.contains(0));
         // A pool page beyond the table.
         let wild = CachedLayout::new(
             FilePage(0),
@@ -161,6 +160,6 @@ mod tests {
                 known_until: None,
             },
         );
-        assert!(read(&windows, SLOT, &wild, 0, &mut out).expect("answer").missing.contains(0));
+        assert!(read(&windows, SLOT, &wild, 0, &mut out[..]).expect("answer").missing.contains(0));
     }
 }

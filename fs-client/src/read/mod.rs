@@ -18,6 +18,7 @@ mod bitmap_pulls;
 mod buffers;
 mod counters;
 mod counting;
+mod destination;
 mod fetch;
 mod frame_guesses;
 mod initiator;
@@ -27,6 +28,7 @@ pub mod model;
 #[cfg(any(test, feature = "model-check"))]
 mod near_rnic;
 mod plan;
+mod posted;
 mod reads;
 mod region;
 mod remote;
@@ -35,7 +37,9 @@ mod target;
 
 pub(crate) use bitmap_pulls::BitmapPulls;
 pub(crate) use counting::CountSharing;
+pub(crate) use destination::{Destination, Part};
 pub(crate) use frame_guesses::FRAME_GUESSES_BYTES;
+pub(crate) use posted::PlannedRead;
 pub(crate) use reads::Reads;
 pub(crate) use region::CachedRegion;
 

@@ -6,7 +6,9 @@ use super::initiator::NoAnswer;
 use super::layout::{CachedLayout, MAX_EXTENTS};
 use super::plan::Plan;
 use super::remote::Shown;
-use super::{CachedRegion, OneSided, ReadBuffers, ReadCounters, counting, initiator, remote, target};
+use super::{
+    CachedRegion, Destination, OneSided, ReadBuffers, ReadCounters, counting, initiator, remote, target,
+};
 use crate::session::{Attachment, Session, SessionLane, Windows};
 use crate::transport::{Caller, FsError};
 use cuttlefs_common::ids::{FilePage, PAGE_SIZE_U64};
@@ -60,6 +62,30 @@ impl Reads {
                 self.fetch(&mut lane, caller, region.open(), offset, &everything, out)
             }
         }
+    }
+
+    /// Reads what the mapped tables and frames of the server alone can give: no message is sent. `None` if they cannot give all of it. Returns how many
+    /// bytes precede the end of the file.
+    pub(crate) fn read_mapped(
+        &self,
+        session: &Session,
+        region: &CachedRegion,
+        offset: u64,
+        out: &mut (impl Destination + ?Sized),
+    ) -> Option<usize> {
+        let attachment = session.look()?;
+        let Some(Windows::Mapped(windows)) = &attachment.windows else { return None };
+        if attachment.attached.one_sided == OneSidedReads::Off {
+            return None;
+        }
+        let slot = region.open().slot()?;
+        let read = |layout: &CachedLayout| initiator::read(windows, slot, layout, offset, out).ok();
+        let got = region.with_layout(read)?.filter(|got| got.missing.is_empty())?;
+        self.counters.onesided_reads.add(1);
+        if let Some(counters) = attachment.counting.get() {
+            counting::count(counters, region.open().filekey(), offset, &got);
+        }
+        Some(got.valid_len)
     }
 
     /// Reads what can be had without the server's CPU, and counts it. `None`: nothing can, so fetch everything.

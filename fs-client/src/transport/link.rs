@@ -125,6 +125,19 @@ impl Link {
         &self.endpoint
     }
 
+    /// This side's RNIC.
+    pub(super) fn device(&self) -> &dyn Device {
+        self.device.as_ref()
+    }
+
+    /// Registers memory that only this side's READs fill: no peer can reach it.
+    ///
+    /// # Errors
+    /// The device has no more room for it.
+    pub(crate) fn register_own(&self, memory: Arc<SharedMemory>) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        self.pd.register(memory, Access::LOCAL)
+    }
+
     /// Whether this side's device can read files by their filekeys.
     pub(crate) fn has_file_regions(&self) -> bool {
         self.device.capabilities().file_regions

@@ -29,6 +29,7 @@ mod lane;
 mod lanes;
 mod link;
 mod one_sided;
+mod read_lane;
 
 pub(crate) use attach::{Attach, RemoteWindows, Told};
 pub use away::Away;
@@ -40,3 +41,4 @@ pub(crate) use lane::DATA_LEN;
 pub(crate) use lane::{LANE_BYTES, Lane, MAX_RUNS, PROOFS_LEN};
 pub(crate) use link::Link;
 pub(crate) use one_sided::{Landing, Piece};
+pub(crate) use read_lane::{PostedRead, READS_MAX, ReadEnd, ReadLane};

@@ -29,7 +29,8 @@ pub(super) fn ring_eventfd(fd: &OwnedFd) {
 pub(super) fn read_only_descriptor(fd: impl AsFd) -> io::Result<OwnedFd> {
     let fd = fd.as_fd();
     rustix::fs::fchmod(fd, Mode::RUSR)?;
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    // Of this thread: it may have a descriptor table of its own (unshare(2), CLONE_FILES).
+    let path = format!("/proc/thread-self/fd/{}", fd.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 

@@ -1,0 +1,107 @@
+/* Files of a cuttlefs server for C programs, without a mount: docs/native.md says what a program gets.
+ *
+ * Link with -lcuttlefs. Functions that return int or int64_t return 0 or a count, or a negative errno; then cuttlefs_error() has words for people.
+ * Handles are opaque. They may be used by many threads at once, except queues, which belong to one thread at a time. A handle is freed once; one
+ * that another handle was made of (a session, a file) may be freed before it. NULL may be freed. A fault of the library ends the process.
+ */
+#ifndef CUTTLEFS_H
+#define CUTTLEFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cuttlefs_session cuttlefs_session;
+typedef struct cuttlefs_file cuttlefs_file;
+typedef struct cuttlefs_buffer cuttlefs_buffer;
+typedef struct cuttlefs_queue cuttlefs_queue;
+
+/* How to connect. All zero bytes are the defaults. */
+struct cuttlefs_options {
+    const char *key;         /* key file to show over tcp:// and rdma://; NULL: none */
+    const char *label;       /* for people, in the server's status; NULL: the program's name */
+    const char *subtree;     /* the directory of the export that paths begin at; NULL: the export's root */
+    int64_t server_user;     /* over unix:// and shm://, the user who may serve besides root and you; 0: none */
+    uint32_t threads;        /* requests that can wait for the server at once; 0: 4 */
+    uint32_t deadline_ms;    /* how long a request waits for the server (then -ETIMEDOUT: it may be done nevertheless); 0: until it is back */
+};
+
+struct cuttlefs_stat {
+    uint64_t ino;
+    uint64_t size;
+    uint64_t allocated_bytes;
+    int64_t mtime_seconds;
+    int64_t ctime_seconds;
+    uint32_t mtime_nanoseconds;
+    uint32_t ctime_nanoseconds;
+    uint32_t mode;           /* type and permission bits, as st_mode */
+    uint32_t nlink;
+    uint32_t uid;
+    uint32_t gid;
+};
+
+/* The end of a request of a queue. */
+struct cuttlefs_completion {
+    uint64_t token;          /* as it was posted with */
+    int64_t result;          /* bytes, or a negative errno */
+    uint64_t offset;         /* of a write or an append: where the bytes are */
+};
+
+/* Words for the last error of the calling thread; valid until its next call of this library. */
+const char *cuttlefs_error(void);
+
+/* A session with the server at a URL (tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH, shm:///PATH). options may be NULL. */
+int cuttlefs_connect(const char *url, const struct cuttlefs_options *options, cuttlefs_session **session);
+void cuttlefs_session_free(cuttlefs_session *session);
+
+/* Names. Paths begin at the export's root, or at the subtree. */
+int cuttlefs_stat(cuttlefs_session *session, const char *path, struct cuttlefs_stat *stat);
+int cuttlefs_mkdir(cuttlefs_session *session, const char *path, uint32_t mode);
+int cuttlefs_unlink(cuttlefs_session *session, const char *path);
+int cuttlefs_rmdir(cuttlefs_session *session, const char *path);
+int cuttlefs_rename(cuttlefs_session *session, const char *from, const char *to);
+/* Calls take for each name until it returns something else than 0, or there are no more. */
+int cuttlefs_readdir(cuttlefs_session *session, const char *path,
+                     int (*take)(void *context, const char *name, uint64_t ino), void *context);
+
+/* Files. Of flags O_RDONLY, O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_SYNC, O_DSYNC and O_CLOEXEC are known, others are -EINVAL. */
+int cuttlefs_open(cuttlefs_session *session, const char *path, int flags, uint32_t mode, cuttlefs_file **file);
+void cuttlefs_file_free(cuttlefs_file *file);
+int64_t cuttlefs_pread(cuttlefs_file *file, void *bytes, size_t len, uint64_t offset);
+int64_t cuttlefs_pwrite(cuttlefs_file *file, const void *bytes, size_t len, uint64_t offset);
+/* Writes at the end of the file; returns the offset of the first byte. Up to 1 MiB is one append, whoever else appends. */
+int64_t cuttlefs_append(cuttlefs_file *file, const void *bytes, size_t len);
+int cuttlefs_fsync(cuttlefs_file *file);
+int cuttlefs_ftruncate(cuttlefs_file *file, uint64_t len);
+int cuttlefs_fstat(cuttlefs_file *file, struct cuttlefs_stat *stat);
+
+/* Memory that is registered once, for queues. */
+int cuttlefs_buffer_new(cuttlefs_session *session, size_t len, cuttlefs_buffer **buffer);
+void cuttlefs_buffer_free(cuttlefs_buffer *buffer);
+void *cuttlefs_buffer_data(cuttlefs_buffer *buffer);
+
+/* Many requests under way at once, at most depth (1 to 128). A range of a buffer belongs to its request from the post to the poll of its end.
+ * Requests are done in any order; a sync comes after the writes of its file that the queue was given before it. A full queue is -EAGAIN. */
+int cuttlefs_queue_new(cuttlefs_session *session, size_t depth, cuttlefs_queue **queue);
+void cuttlefs_queue_free(cuttlefs_queue *queue);
+/* Readable when completions are there (it can be readable for nothing). Belongs to the queue. */
+int cuttlefs_queue_fd(cuttlefs_queue *queue);
+int cuttlefs_post_read(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file, uint64_t offset,
+                       cuttlefs_buffer *buffer, size_t at, size_t len);
+int cuttlefs_post_write(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file, uint64_t offset,
+                        cuttlefs_buffer *buffer, size_t at, size_t len);
+int cuttlefs_post_append(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file,
+                         cuttlefs_buffer *buffer, size_t at, size_t len);
+int cuttlefs_post_sync(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file);
+/* Up to max completions. Returns their number. */
+int cuttlefs_poll(cuttlefs_queue *queue, struct cuttlefs_completion *completions, size_t max);
+/* As cuttlefs_poll, but waits for the first, no longer than timeout_ms. 0 at once if nothing is under way. */
+int cuttlefs_wait(cuttlefs_queue *queue, struct cuttlefs_completion *completions, size_t max, uint32_t timeout_ms);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

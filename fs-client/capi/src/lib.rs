@@ -1,0 +1,16 @@
+//! The native API for C: `libcuttlefs.so`, with `include/cuttlefs.h`, which says what each function does.
+//!
+//! Here is translation only: pointers to references, errors to negative errnos, and nothing else. It is the one place of the native API with errnos and
+//! with `unsafe`. A panic does not cross into C: functions are `extern "C"`, so a panic ends the process. `tests/c_program.rs` compiles a C
+//! program with the header and runs it.
+//!
+//! * `session`, `file`, `buffer`, `queue`: the functions, by handle.
+//! * `pointers`: what C hands over, checked. `errors`: errnos, and the words for people. `layout`: structs that both sides know.
+
+mod buffer;
+mod errors;
+mod file;
+mod layout;
+mod pointers;
+mod queue;
+mod session;

@@ -1,0 +1,123 @@
+/* A C program of the API: tests/c_program.rs compiles and runs it, with the URL of a server. Each failure names its line. */
+#define _GNU_SOURCE
+
+#include "cuttlefs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+_Static_assert(sizeof(struct cuttlefs_options) == 40, "options");
+_Static_assert(offsetof(struct cuttlefs_options, threads) == 32, "options");
+_Static_assert(sizeof(struct cuttlefs_stat) == 64, "stat");
+_Static_assert(offsetof(struct cuttlefs_stat, mode) == 48, "stat");
+_Static_assert(sizeof(struct cuttlefs_completion) == 24, "completion");
+
+#define CHECK(holds)                                                                                  \
+    do {                                                                                              \
+        if (!(holds)) {                                                                               \
+            fprintf(stderr, "line %d: %s; the last error: %s\n", __LINE__, #holds, cuttlefs_error()); \
+            return 1;                                                                                 \
+        }                                                                                             \
+    } while (0)
+
+enum { PAGE = 4096, PAGES = 64, DEPTH = 16 };
+
+static int count_name(void *context, const char *name, uint64_t ino) {
+    int *counts = context;
+    counts[strcmp(name, "file") == 0 && ino != 0]++;
+    return 0;
+}
+
+/* Waits with poll(2), as an event loop does. */
+static int next_end(cuttlefs_queue *queue, struct cuttlefs_completion *end) {
+    for (;;) {
+        int got = cuttlefs_poll(queue, end, 1);
+        if (got != 0) return got;
+        struct pollfd waited = {.fd = cuttlefs_queue_fd(queue), .events = POLLIN};
+        if (poll(&waited, 1, 60000) != 1) return -ETIMEDOUT;
+    }
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2);
+    cuttlefs_session *session = NULL;
+    CHECK(cuttlefs_connect("nowhere", NULL, &session) == -EINVAL && strstr(cuttlefs_error(), "tcp://HOST:PORT"));
+    CHECK(cuttlefs_connect("tcp://127.0.0.1:1", NULL, &session) == -ECONNREFUSED && session == NULL);
+    struct cuttlefs_options options = {.label = "a C program", .threads = 2, .deadline_ms = 60000};
+    CHECK(cuttlefs_connect(argv[1], &options, &session) == 0 && session != NULL);
+
+    CHECK(cuttlefs_mkdir(session, "directory", 0755) == 0);
+    CHECK(cuttlefs_mkdir(session, "directory", 0755) == -EEXIST);
+    cuttlefs_file *file = NULL;
+    CHECK(cuttlefs_open(session, "directory/file", O_RDWR, 0, &file) == -ENOENT && file == NULL);
+    CHECK(cuttlefs_open(session, "directory/file", O_RDWR | O_APPEND, 0, &file) == -EINVAL);
+    CHECK(cuttlefs_open(session, "directory/file", O_RDWR | O_CREAT | O_EXCL, 0640, &file) == 0);
+    int counts[2] = {0, 0};
+    CHECK(cuttlefs_readdir(session, "directory", count_name, counts) == 0 && counts[0] == 0 && counts[1] == 1);
+
+    static unsigned char bytes[PAGES * PAGE];
+    for (size_t at = 0; at < sizeof bytes; at++) bytes[at] = (unsigned char)(at / PAGE + at);
+    CHECK(cuttlefs_pwrite(file, bytes, sizeof bytes, 0) == (int64_t)sizeof bytes);
+    CHECK(cuttlefs_append(file, "tail", 4) == (int64_t)sizeof bytes);
+    CHECK(cuttlefs_fsync(file) == 0);
+    unsigned char tail[10];
+    CHECK(cuttlefs_pread(file, tail, sizeof tail, sizeof bytes) == 4 && memcmp(tail, "tail", 4) == 0);
+    CHECK(cuttlefs_pread(file, tail, 0, 0) == 0 && cuttlefs_pread(file, NULL, 1, 0) == -EINVAL);
+    struct cuttlefs_stat stat;
+    CHECK(cuttlefs_fstat(file, &stat) == 0 && stat.size == sizeof bytes + 4);
+    CHECK(stat.mode == (S_IFREG | 0640) && stat.nlink == 1 && stat.mtime_seconds > 0);
+    CHECK(cuttlefs_ftruncate(file, sizeof bytes) == 0);
+
+    cuttlefs_queue *queue = NULL;
+    cuttlefs_buffer *buffer = NULL;
+    CHECK(cuttlefs_queue_new(session, 0, &queue) == -EINVAL && queue == NULL);
+    CHECK(cuttlefs_queue_new(session, DEPTH, &queue) == 0);
+    CHECK(cuttlefs_buffer_new(session, DEPTH * PAGE, &buffer) == 0);
+    unsigned char *data = cuttlefs_buffer_data(buffer);
+    CHECK(data != NULL && cuttlefs_buffer_data(NULL) == NULL);
+    CHECK(cuttlefs_post_read(queue, 0, file, 0, buffer, 1, DEPTH * PAGE) == -EINVAL);
+    CHECK(cuttlefs_post_read(queue, 0, file, 0, NULL, 0, PAGE) == -EINVAL);
+    for (uint64_t page = 0; page < PAGES;) {
+        uint64_t first = page;
+        for (; page - first < DEPTH; page++)
+            CHECK(cuttlefs_post_read(queue, page, file, page * PAGE, buffer, page % DEPTH * PAGE, PAGE) == 0);
+        CHECK(cuttlefs_post_sync(queue, 999, file) == -EAGAIN);
+        for (int left = DEPTH; left > 0; left--) {
+            struct cuttlefs_completion end;
+            CHECK(next_end(queue, &end) == 1 && end.result == PAGE);
+            CHECK(memcmp(data + end.token % DEPTH * PAGE, bytes + end.token * PAGE, PAGE) == 0);
+        }
+    }
+    memcpy(data, "posted", 6);
+    CHECK(cuttlefs_post_write(queue, 1, file, 100, buffer, 0, 6) == 0);
+    CHECK(cuttlefs_post_append(queue, 2, file, buffer, 0, 6) == 0);
+    CHECK(cuttlefs_post_sync(queue, 3, file) == 0);
+    int seen = 0;
+    for (int left = 3; left > 0; left--) {
+        struct cuttlefs_completion end;
+        CHECK(cuttlefs_wait(queue, &end, 1, 60000) == 1 && end.result == (end.token == 3 ? 0 : 6));
+        CHECK(end.token == 3 || end.offset == (end.token == 1 ? 100 : sizeof bytes));
+        seen |= 1 << end.token;
+    }
+    CHECK(seen == 14 && cuttlefs_poll(queue, NULL, 0) == 0);
+    CHECK(cuttlefs_pread(file, tail, 6, 100) == 6 && memcmp(tail, "posted", 6) == 0);
+
+    /* A file outlives the handle of its session. */
+    CHECK(cuttlefs_rename(session, "directory/file", "moved") == 0 && cuttlefs_rmdir(session, "directory") == 0);
+    CHECK(cuttlefs_stat(session, "moved", &stat) == 0 && stat.size == sizeof bytes + 6);
+    CHECK(cuttlefs_stat(session, "directory", &stat) == -ENOENT && cuttlefs_stat(NULL, "moved", &stat) == -EINVAL);
+    CHECK(cuttlefs_unlink(session, "moved") == 0);
+    cuttlefs_queue_free(queue);
+    cuttlefs_buffer_free(buffer);
+    cuttlefs_session_free(session);
+    CHECK(cuttlefs_pread(file, tail, 6, 100) == 6);
+    cuttlefs_file_free(file);
+    cuttlefs_file_free(NULL);
+    puts("all of it");
+    return 0;
+}

@@ -1,0 +1,119 @@
+//! What the library knows in this process, and what a fork leaves of it.
+
+use crate::engine::Engine;
+use crate::files::Files;
+use crate::kernel;
+use crate::maps::Mapped;
+use cuttlefs_client::preload::{Count, Counts, PLAN_VARIABLE, Plan};
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static STATE: OnceLock<State> = OnceLock::new();
+
+/// Whether this process was forked from one with an engine, or in the middle of something (release; acquire).
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether an engine was started, or is about to be (release; acquire).
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether the thread is in this library: a signal handler that calls in again finds it set. Threads of the library's own have it set for good.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The state; see the module.
+pub(crate) struct State {
+    pub(crate) plan: Plan,
+    pub(crate) files: Files,
+    pub(crate) mapped: Mapped,
+    counts: Option<Counts>,
+    engine: OnceLock<Option<Engine>>,
+}
+
+/// While it lives, the thread is in this library.
+pub(crate) struct Inside(());
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
+/// Reads the plan. Called when the library is loaded, before the program begins.
+pub(crate) fn begin() {
+    kernel::look_up_all();
+    // SAFETY: the function may run in a forked process: it loads and stores flags, and takes no lock.
+    if unsafe { libc::pthread_atfork(None, None, Some(forked)) } != 0 {
+        return;
+    }
+    let Some(text) = std::env::var_os(PLAN_VARIABLE) else { return };
+    let Some(plan) = text.to_str().and_then(|text| serde_json::from_str::<Plan>(text).ok()) else { return };
+    let counts = plan.counts.as_deref().and_then(|path| Counts::open(path).ok());
+    let (files, mapped, engine) = (Files::default(), Mapped::default(), OnceLock::new());
+    // It is called once.
+    let _ = STATE.set(State { plan, files, mapped, counts, engine });
+}
+
+/// The program ends.
+pub(crate) fn end() {
+    if let Some(Some(engine)) = STATE.get().and_then(|state| state.engine.get())
+        && !is_forked()
+        && let Some(_inside) = enter()
+    {
+        engine.end();
+    }
+}
+
+/// The state, if there is a plan.
+pub(crate) fn get() -> Option<&'static State> {
+    STATE.get()
+}
+
+/// Whether this process was forked from one that was using this library: then nothing of an engine, and no lock, is touched.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Acquire)
+}
+
+/// Called in a process that was just forked. Threads of the engine are the parent's, and so is a thread that holds a lock. A process whose parent had
+/// neither begins as its parent would have.
+extern "C" fn forked() {
+    let is_locked = STATE.get().is_some_and(|state| state.files.is_locked() || state.mapped.is_locked());
+    if STARTED.load(Ordering::Acquire) || is_locked {
+        FORKED.store(true, Ordering::Release);
+    }
+}
+
+/// Enters the library; `None` if the thread is in it.
+pub(crate) fn enter() -> Option<Inside> {
+    (!INSIDE.replace(true)).then_some(Inside(()))
+}
+
+/// The calling thread is one of the library's own.
+pub(crate) fn stay_inside() {
+    INSIDE.set(true);
+}
+
+impl State {
+    /// The place of the mount with this device in the plan.
+    pub(crate) fn mount_of(&self, device: (u32, u32)) -> Option<usize> {
+        self.plan.mounts.iter().position(|mount| (mount.major, mount.minor) == device)
+    }
+
+    /// Whether somebody wants the counts.
+    pub(crate) fn counts(&self) -> bool {
+        self.counts.is_some()
+    }
+
+    pub(crate) fn count(&self, count: Count, number: u64) {
+        if let Some(counts) = &self.counts {
+            counts.add(count, number);
+        }
+    }
+
+    /// The engine, which is started at the first use. `None`: it could not be.
+    pub(crate) fn engine(&'static self) -> Option<&'static Engine> {
+        STARTED.store(true, Ordering::Release);
+        self.engine.get_or_init(|| Engine::start(self)).as_ref()
+    }
+}

@@ -1,0 +1,180 @@
+//! `cuttlefs preload`: runs a program that reads files of mounts past FUSE, by a library that is loaded into it.
+//!
+//! The command finds the mounts and their servers, writes that down in the environment (`crate::preload`), and becomes the program. With `--report` it
+//! stays, and tells when the program has ended what was read past FUSE, and what was left to the kernel, by the program and those that it started.
+
+use super::programs;
+use super::run_state::RunState;
+use crate::fuse::{MountEntry, MountTable, resolve_mountpoint};
+use crate::preload::{Count, Counts, PLAN_VARIABLE, Plan, PlannedMount};
+use anyhow::{Context, bail};
+use clap::Args;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
+
+/// The loader's variable (ld.so(8)).
+const PRELOAD: &str = "LD_PRELOAD";
+/// The exit code of a program that a signal has ended, as shells have it: this and the signal's number.
+const SIGNALLED: i32 = 128;
+
+/// Arguments of `preload`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cuttlefs preload --report dd if=/mnt/file of=/dev/null bs=64k
+  cuttlefs preload --mount /mnt python3 read.py
+
+The kernel opens, writes, maps and locks files as ever. read(2), pread(2) and their kin get their
+bytes from the server's memory where that is certain to be the same; docs/native.md says where it is.
+Programs that are linked statically, and reads of stdio (fread), stay with the kernel.")]
+pub(super) struct PreloadArgs {
+    /// A mount whose files are read past FUSE; may be given several times [default: all mounts of yours]
+    #[arg(long, value_name = "DIR")]
+    mount: Vec<PathBuf>,
+    /// Print at the end what was read past FUSE, and what was left to the kernel and why
+    #[arg(long)]
+    report: bool,
+    /// The program, and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM ARGS")]
+    program: Vec<OsString>,
+}
+
+pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
+    let library = programs::preload_library()?;
+    let mounts = planned(&args.mount)?;
+    let Some((name, arguments)) = args.program.split_first() else { bail!("name the program to run") };
+    let mut command = Command::new(name);
+    command.args(arguments).env(PRELOAD, before_others(&library));
+    let mut plan = Plan { mounts, uid: rustix::process::geteuid().as_raw(), counts: None };
+    if !args.report {
+        command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
+        return Err(not_started(command.exec(), name));
+    }
+    let directory = std::env::temp_dir();
+    let path = directory.join(format!("cuttlefs-preload-{}", std::process::id()));
+    let counts = Counts::make(&path)
+        .with_context(|| format!("cannot make {} for the report; set TMPDIR", path.display()))?;
+    plan.counts = Some(path.clone());
+    command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
+    let status = command.status();
+    // Programs that still run have it mapped; those that start from now on count no more.
+    let _ = std::fs::remove_file(&path);
+    let status = status.map_err(|error| not_started(error, name))?;
+    cuttlefs_common::tell!("{}", report(&counts, plan.mounts.len()));
+    Ok(exit_code(status))
+}
+
+fn not_started(error: std::io::Error, name: &OsStr) -> anyhow::Error {
+    let text = format!("cannot run {}", name.display());
+    match error.kind() {
+        ErrorKind::NotFound => anyhow::anyhow!("{text}: there is no such program"),
+        _ => anyhow::Error::new(error).context(text),
+    }
+}
+
+/// The program's own exit code.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or_else(|| status.signal().map(|signal| SIGNALLED + signal));
+    code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+fn before_others(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os(PRELOAD).filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
+}
+
+/// The mounts at these directories; all that this user has made, if none is named.
+fn planned(named: &[PathBuf]) -> anyhow::Result<Vec<PlannedMount>> {
+    let table = MountTable::read().context("cannot read the mount table")?;
+    if named.is_empty() {
+        // A mount of another user is left to the kernel, as its state is not told.
+        let mounts: Vec<_> = table.cuttlefs().filter_map(|mount| plan(mount).ok().flatten()).collect();
+        if mounts.is_empty() {
+            bail!("there is no mount of yours; mount first, or name one with --mount DIR");
+        }
+        return Ok(mounts);
+    }
+    let one = |directory: &PathBuf| {
+        let path = resolve_mountpoint(directory)
+            .with_context(|| format!("cannot look up {}", directory.display()))?;
+        let mount = table.containing(&path).filter(|mount| mount.is_cuttlefs());
+        let mount = mount.with_context(|| format!("{} is in no mount of cuttlefs", directory.display()))?;
+        plan(mount)?.with_context(|| {
+            format!(
+                "{} was not mounted by you with `cuttlefs mount` or `cuttlefs up`, so its server is not known here",
+                mount.mountpoint.display()
+            )
+        })
+    };
+    named.iter().map(one).collect()
+}
+
+/// `None`: the mount's process has not written down its state for this user.
+fn plan(mount: &MountEntry) -> anyhow::Result<Option<PlannedMount>> {
+    let Some(state) = RunState::load(&mount.mountpoint)?.filter(|state| state.source == mount.source) else {
+        return Ok(None);
+    };
+    let device = mount
+        .device
+        .split_once(':')
+        .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let (major, minor) = device.with_context(|| format!("{} is no device", mount.device))?;
+    Ok(Some(PlannedMount {
+        major,
+        minor,
+        url: state.source,
+        key: state.trust.key,
+        server_user: state.trust.server_user,
+        subtree: state.subtree,
+    }))
+}
+
+fn report(counts: &Counts, mounts: usize) -> String {
+    let mut text = format!("cuttlefs preload: {mounts} mount{}", if mounts == 1 { "" } else { "s" });
+    for (count, name) in Count::ALL {
+        let number = counts.get(count);
+        if number > 0 || matches!(count, Count::Reads) {
+            text.push_str(&format!("\n  {number:>12}  {name}"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_names_what_happened() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let counts = Counts::make(&directory.path().join("counts")).expect("counts");
+        assert_eq!(report(&counts, 2), "cuttlefs preload: 2 mounts\n             0  reads taken");
+        counts.add(Count::Reads, 12);
+        counts.add(Count::LeftEnd, 1);
+        let text = report(&counts, 1);
+        assert!(
+            text.ends_with("12  reads taken\n             1  reads left: at the end of the file"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_program_ends_with_its_own_code() {
+        let code = |status| exit_code(ExitStatus::from_raw(status));
+        assert_eq!(format!("{:?}", code(3 << 8)), format!("{:?}", ExitCode::from(3)));
+        assert_eq!(format!("{:?}", code(9)), format!("{:?}", ExitCode::from(137)));
+    }
+
+    #[test]
+    fn a_directory_outside_of_mounts_is_told() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let error = planned(&[directory.path().to_owned()]).expect_err("no mount").to_string();
+        assert!(error.ends_with("is in no mount of cuttlefs"), "{error}");
+    }
+}

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Programs under `cuttlefs preload` read the same bytes as without it, and read them past FUSE: the requests of the mount do not move meanwhile.
+# usage: preload.sh [shm|tcp|unix]
+source "$(dirname "$0")/lib.sh"
+need_command python3
+need_command git
+need_command jq
+suite_begin preload "${1:-shm}"
+needs_server
+[[ -e $CUTTLEFS_BIN/libcuttlefs_preload.so ]] ||
+    die "no libcuttlefs_preload.so in $CUTTLEFS_BIN; build it: cargo build --release -p cuttlefs-preload"
+start_server 512M 128M
+mount_fs
+HERE=$(cd "$(dirname "$0")" && pwd)
+
+under() { "$CUTTLEFS_BIN/cuttlefs" preload --mount "$MNT" "$@"; }
+# taken LOG: the reads that a report says were taken.
+taken() { awk '/ reads taken$/ {print $1}' "$1"; }
+
+head -c 8M /dev/urandom >"$WORK/local"
+check "write 8 MiB" cp "$WORK/local" "$MNT/file"
+
+dd_under() { under --report dd if="$MNT/file" of="$WORK/copy" bs="$1" "${@:2}" 2>"$WORK/report.log"; }
+check "dd in blocks of 4 KiB" dd_under 4k
+check "dd brings the bytes" cmp "$WORK/local" "$WORK/copy"
+check "most reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 2000
+
+# The mount's own counts: what is read past FUSE is read by another session. Direct IO leaves nothing to the kernel's page cache.
+onesided_before=$(counter onesided_reads "$MNT")
+rpc_before=$(counter rpc_requests)
+check "dd of direct IO in blocks of 4 KiB" dd_under 4k iflag=direct
+check "dd of direct IO brings the bytes" cmp "$WORK/local" "$WORK/copy"
+direct=$(taken "$WORK/report.log")
+of_mount=$(($(counter onesided_reads "$MNT") - onesided_before))
+rpcs=$(($(counter rpc_requests) - rpc_before))
+echo "over $LINK: $direct reads taken, $of_mount one-sided reads of the mount, $rpcs RPCs of the server"
+check "direct reads were taken (were $direct)" test "$direct" -ge 2000
+# The first reads of the file, and pulls of bitmaps.
+check "the mount read next to nothing (was $of_mount)" test "$of_mount" -le 100
+# Opens, attaches, heartbeats, and the status requests of this script; a thousandth of the reads would be two.
+check "the server had next to no requests (were $rpcs)" test "$rpcs" -le 100
+
+check "an odd block size, from within the file" under dd if="$MNT/file" of="$WORK/part" bs=777 skip=3 count=9000
+dd if="$WORK/local" of="$WORK/part.local" bs=777 skip=3 count=9000 2>/dev/null
+check "its bytes" cmp "$WORK/part" "$WORK/part.local"
+check "sha256sum is the same" bash -c "diff <(sha256sum <'$WORK/local') <('$CUTTLEFS_BIN/cuttlefs' preload sha256sum <'$MNT/file')"
+
+check "python: offsets, dup, fork, threads, mappings, own writes, closed descriptors" \
+    under --report python3 "$HERE/preload.py" "$MNT" "$WORK/local"
+
+# Another directory as the root, and thus other inode numbers.
+mkdir "$MNT/inner" && cp "$WORK/local" "$MNT/inner/file" || fail "cannot copy"
+mount_fs "$WORK/sub" subdir=inner
+dd_inner() { "$CUTTLEFS_BIN/cuttlefs" preload --mount "$WORK/sub" --report dd if="$WORK/sub/file" of="$WORK/copy" bs=4k 2>"$WORK/report.log"; }
+check "dd in a mount of a directory" dd_inner
+check "its bytes" cmp "$WORK/local" "$WORK/copy"
+check "its reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 2000
+umount_fs "$WORK/sub"
+check "a directory that is no mount is refused" bash -c "! '$CUTTLEFS_BIN/cuttlefs' preload --mount '$WORK' true 2>'$WORK/refused' && grep -q 'in no mount of cuttlefs' '$WORK/refused'"
+
+# The exit code is the program's, and standard input, output and error are its own.
+check "exit codes" bash -c "'$CUTTLEFS_BIN/cuttlefs' preload sh -c 'exit 7'; [[ \$? == 7 ]] && { '$CUTTLEFS_BIN/cuttlefs' preload --report sh -c 'kill -9 \$\$' 2>/dev/null; [[ \$? == 137 ]]; }"
+
+sqlite_under() {
+    python3 - "$1" <<'PY'
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+print(connection.execute("select count(*), sum(length(text)), sum(number) from t").fetchall())
+print(connection.execute("select number, substr(text, 1, 20) from t where number % 997 = 5 order by text").fetchall())
+print(connection.execute("pragma integrity_check").fetchall())
+PY
+}
+sqlite_make() {
+    python3 - "$1" <<'PY'
+import random, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("create table t (number integer primary key, text text)")
+source = random.Random(5)
+rows = ((number, "%x" % source.getrandbits(800)) for number in range(20000))
+connection.executemany("insert into t values (?, ?)", rows)
+connection.commit()
+connection.execute("update t set text = text || 'x' where number % 10 = 3")
+connection.execute("delete from t where number % 10 = 7")
+connection.commit()
+PY
+}
+export -f sqlite_under sqlite_make
+export CUTTLEFS_BIN
+check "SQLite writes under it" under bash -c "sqlite_make '$MNT/base'"
+check "SQLite writes without it" bash -c "sqlite_make '$WORK/base'"
+check "SQLite reads the same" bash -c "diff <(sqlite_under '$WORK/base') <('$CUTTLEFS_BIN/cuttlefs' preload --report bash -c \"sqlite_under '$MNT/base'\" 2>'$WORK/report.log')"
+check "SQLite's reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 100
+
+git_make() {
+    cd "$1" && git init -q repository && cd repository &&
+        for number in $(seq 60); do head -c 40000 "$2" | tail -c $((number * 500)) | base64 >"file$number"; done &&
+        git add . && git -c user.name=a -c user.email=a@b commit -qm one --date=@1000000000 &&
+        for number in $(seq 1 3 60); do echo "$number" >>"file$number"; done &&
+        git -c user.name=a -c user.email=a@b commit -qam two --date=@1000000001 && git gc -q
+}
+git_show() { cd "$1/repository" && git fsck --full 2>&1 && git log -p --format=%s | sha256sum && git status --short; }
+export -f git_make git_show
+check "git makes a repository under it" under bash -c "git_make '$MNT' '$WORK/local'"
+mkdir -p "$WORK/git"
+check "git makes one without it" bash -c "git_make '$WORK/git' '$WORK/local'"
+check "git reads the same" bash -c "diff <(git_show '$WORK/git') <('$CUTTLEFS_BIN/cuttlefs' preload bash -c \"git_show '$MNT'\")"
+
+# The server goes and comes back beside a program that reads.
+under --report python3 "$HERE/preload.py" "$MNT" "$WORK/local" reread "$WORK/begun" >"$WORK/reread.log" 2>&1 &
+waiter=$!
+for _ in $(seq 600); do
+    [[ -e $WORK/begun ]] && break
+    sleep 0.1
+done
+restart_server
+wait "$waiter"
+status=$?
+cat "$WORK/reread.log"
+check "the program read the same bytes before, during and after it" test "$status" == 0
+suite_end
