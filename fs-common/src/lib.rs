@@ -30,6 +30,8 @@ pub mod log_limit;
 pub mod memory;
 /// The names that a directory entry may have.
 pub mod name;
+/// Remote memory by pages, which an RNIC manages.
+pub mod odrp;
 /// A panic ends the process.
 pub mod panic_ends;
 /// How bytes become persistent.

@@ -7,6 +7,8 @@
 //!
 //! Nothing above this module knows which provider it talks to; the differences are in `Capabilities`.
 
+/// Work queues in registered memory, which messages change and start.
+pub mod chain;
 mod hardware;
 mod look_up;
 mod memory_window;

@@ -583,6 +583,7 @@ impl Device for SimDevice {
             // A READ is a copy from the process's own mapping.
             on_demand_paging: true,
             // A FLUSH places the messages that were sent before it.
+            chains: false,
             flush_after_send: true,
         }
     }

@@ -249,6 +249,7 @@ impl Device for SoftDevice {
             memory_windows: false,
             // A window that is closed would be a fault of this process's own.
             on_demand_paging: false,
+            chains: true,
             flush_after_send: true,
         }
     }

@@ -8,10 +8,11 @@ use super::cq::{Pumped, SoftCq};
 use super::region::{LocalRange, Registry};
 use crate::breach::Breach;
 use crate::ids::QpNumber;
+use crate::rdma::chain::{Chain, WorkQueue};
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::{
-    Completion, CompletionKind, LinkKind, PostError, QpState, QueuePair, RecvWr, RegionOwner, SendOp, SendWr,
-    WcStatus, WrId,
+    Completion, CompletionKind, LinkKind, PostError, QpState, QueuePair, RdmaError, RecvWr, RegionOwner,
+    SendOp, SendWr, WcStatus, WrId, no_chains,
 };
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -215,6 +216,13 @@ pub(super) trait LinkQp: Pumped {
     fn submit(&self, requests: &[SendWr]);
     /// Delivers messages that waited for the receives that were just posted.
     fn receives_posted(&self);
+    /// From now on messages start this chain.
+    fn arm(&self, chain: Chain) -> Result<(), RdmaError> {
+        let _ = chain;
+        Err(no_chains())
+    }
+    /// Starts the chains of messages that waited.
+    fn resume(&self) {}
     /// Goes to `Error` and flushes; `reason` is logged if it is not an orderly close.
     fn fail(&self, reason: Option<&Breach>);
 }
@@ -258,6 +266,16 @@ impl QueuePair for SoftQp {
             self.0.receives_posted();
         }
         result
+    }
+
+    fn arm(&self, queue: WorkQueue) -> Result<(), RdmaError> {
+        let chain = Chain::new(queue)
+            .map_err(|error| RdmaError::Unsupported(format!("the work queue cannot be armed: {error}")))?;
+        self.0.arm(chain)
+    }
+
+    fn resume(&self) {
+        self.0.resume();
     }
 
     fn set_region_owner(&self, owner: RegionOwner) {

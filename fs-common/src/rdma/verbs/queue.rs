@@ -7,6 +7,7 @@ use super::target::{RegionOwner, WindowId};
 use crate::ids::{Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
+use crate::rdma::chain::WorkQueue;
 use crate::rdma::memory_window::MemoryWindow;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::shared_receives::SharedReceiveQueue;
@@ -133,10 +134,29 @@ pub trait QueuePair: Send + Sync {
             "this device has no memory windows; register what peers are to reach".to_owned(),
         ))
     }
+    /// Arms the queue pair: from now on messages of the peer go to no posted receive, but start chains of this work queue, which the RNIC executes
+    /// ([`crate::rdma::chain`]). A chain that faults completes on the receive queue with an error, and breaks the queue pair.
+    ///
+    /// # Errors
+    /// `Unsupported` if [`super::Capabilities::chains`] is not set, or this end or link has no RNIC that executes them, or the queue does not lie in
+    /// its memory.
+    fn arm(&self, queue: WorkQueue) -> Result<(), RdmaError> {
+        let _ = queue;
+        Err(no_chains())
+    }
+    /// Starts the chains of messages that came while the armed queue's gate was closed, its doorbell behind, or its limit reached.
+    fn resume(&self) {}
     /// Target side: from now on the peer's file requests may name the filekeys of this session.
     fn set_region_owner(&self, owner: RegionOwner);
     /// Disconnects; outstanding requests are flushed. Idempotent.
     fn close(&self);
+}
+
+/// The error of a device or link that executes no chains.
+pub(in crate::rdma) fn no_chains() -> RdmaError {
+    RdmaError::Unsupported(
+        "no RNIC executes chains of work requests here; use a tcp:// or unix:// endpoint, or two-sided requests".to_owned(),
+    )
 }
 
 /// A queue from which completions are polled, after `ibv_cq` with a completion channel. It is `Any`, so that a provider recognises its own queues

@@ -352,6 +352,7 @@ impl Device for VerbsDevice {
             shared_receives: self.shared.limits.shared_receives > 0,
             memory_windows: self.shared.limits.has_windows,
             on_demand_paging: self.shared.abilities.on_demand_paging,
+            chains: false,
             flush_after_send: false,
         }
     }

@@ -12,8 +12,9 @@
 
 //! # The parts
 //! `input`: from the socket to packets; `target`: the peer's requests; `initiator`: this side's requests and their replies; `output`: packets that
-//! wait for the socket; `held`: FLUSHes, and replies behind them. This file has the life of a connection.
+//! wait for the socket; `held`: FLUSHes, and replies behind them; `chain`: messages of an armed queue pair. This file has the life of a connection.
 
+mod chain;
 mod held;
 mod initiator;
 mod input;
@@ -28,9 +29,10 @@ use crate::breach::Breach;
 use crate::fair::Payer;
 use crate::ids::QpNumber;
 use crate::rdma::PeerKey;
+use crate::rdma::chain::Chain;
 use crate::rdma::soft::cq::Pumped;
 use crate::rdma::soft::queue::{LinkQp, QpCore};
-use crate::rdma::verbs::{FileTarget, QpState, SendWr, WcStatus};
+use crate::rdma::verbs::{FileTarget, QpState, RdmaError, SendWr, WcStatus};
 use input::Receiving;
 use output::{OWED_MAX_BYTES, Sending};
 use parking_lot::{Mutex, RwLock};
@@ -344,6 +346,14 @@ impl LinkQp for TcpQp {
                 self.end(Some(end));
             }
         }
+    }
+
+    fn arm(&self, chain: Chain) -> Result<(), RdmaError> {
+        self.arm_chain(chain)
+    }
+
+    fn resume(&self) {
+        self.resume_chains();
     }
 
     fn fail(&self, reason: Option<&Breach>) {

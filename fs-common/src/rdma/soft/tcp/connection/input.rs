@@ -4,6 +4,7 @@ use super::output::OWED_MAX_BYTES;
 use super::target::Parked;
 use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
 use crate::breach::Breach;
+use crate::rdma::chain::Chain;
 use crate::rdma::soft::tcp::channel::Input;
 use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, verify};
 use std::collections::VecDeque;
@@ -28,6 +29,10 @@ pub(super) struct Receiving {
     pub(super) parked_bytes: usize,
     /// Packets taken so far.
     pub(super) packets: u64,
+    /// The work queue that the queue pair is armed with.
+    pub(super) chain: Option<Box<Chain>>,
+    /// What chains cost beyond their message's packet, counted in packets.
+    pub(super) extra: usize,
 }
 
 impl Receiving {
@@ -40,6 +45,8 @@ impl Receiving {
             parked: VecDeque::new(),
             parked_bytes: 0,
             packets: 0,
+            chain: None,
+            extra: 0,
         }
     }
 
@@ -150,6 +157,7 @@ impl TcpQp {
                 let bytes = header.payload_len as usize + header.wanted as usize;
                 *packets_left = packets_left.saturating_sub(1 + bytes / BYTES_PER_PACKET);
                 self.act(receiving, &header, &packet[PACKET_HEADER_LEN..])?;
+                *packets_left = packets_left.saturating_sub(std::mem::take(&mut receiving.extra));
                 Ok(len)
             })();
             match result {

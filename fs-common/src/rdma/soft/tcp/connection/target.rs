@@ -49,6 +49,11 @@ impl TcpQp {
         let reply = PacketHeader::new(PacketKind::ReadReply, header.sequence);
         match header.kind {
             PacketKind::Send => self.deliver(receiving, payload, header.imm),
+            // Without bytes it touches no memory, and as with an RNIC its key is not looked at: the immediate alone is a message.
+            PacketKind::Write if payload.is_empty() && header.imm.is_some() => {
+                self.deliver_write_imm(receiving, 0, header.imm.unwrap_or_default())?;
+                self.acknowledge_write(header)
+            }
             PacketKind::Write => {
                 let region = remote(payload.len() as u64, Need::Write)?;
                 {
@@ -244,6 +249,12 @@ impl TcpQp {
 
     /// Hands a message to the oldest receive, or parks it.
     fn deliver(&self, receiving: &mut Receiving, payload: &[u8], imm: Option<u32>) -> Result<(), End> {
+        if receiving.chain.is_some() {
+            if receiving.parked.is_empty() && self.start_chain(receiving, payload, imm)? {
+                return Ok(());
+            }
+            return self.park_for_chain(receiving, payload);
+        }
         let receive = if receiving.parked.is_empty() { self.core.take_receive() } else { None };
         match receive {
             Some(receive) => self.fill(receive, payload, imm),
@@ -302,6 +313,16 @@ impl TcpQp {
             }
             if let Parked::Flush(flush) = first {
                 self.unpark_flush(&flush)?;
+                continue;
+            }
+            if receiving.chain.is_some()
+                && let Parked::Message(payload, imm) = &first
+            {
+                if !self.start_chain(receiving, payload, *imm)? {
+                    receiving.parked.push_front(first);
+                    break;
+                }
+                receiving.parked_bytes -= payload.len();
                 continue;
             }
             let Some(receive) = self.core.take_receive() else {
