@@ -29,11 +29,11 @@ fn remote(site: &Site) -> Option<[u8; LEN]> {
     with_reads(&RemoteReader::default(), site, Site::layout(), &mut out).then_some(out)
 }
 
-/// A reader that guesses the frame.
-fn remote_guessing(site: &Site) -> Option<[u8; LEN]> {
+/// A reader that knows the entry: one doorbell.
+fn remote_knowing(site: &Site) -> Option<[u8; LEN]> {
     let mut out = [0; LEN];
     let (_, residency, _) = site.windows();
-    with_reads(&RemoteReader::guessing(&residency, Site::layout()), site, Site::layout(), &mut out)
+    with_reads(&RemoteReader::knowing(&residency, Site::layout()), site, Site::layout(), &mut out)
         .then_some(out)
 }
 
@@ -57,8 +57,8 @@ fn a_remote_initiator_s_first_read_is_never_mistaken() {
 
 /// This read looks at the entry once more, and its bytes come with the first doorbell: with one more preemption the test would take minutes.
 #[test]
-fn a_remote_initiator_s_guessing_read_is_never_mistaken() {
-    check_reader(remote_guessing, PREEMPTIONS - 3);
+fn a_remote_initiator_s_read_by_a_known_entry_is_never_mistaken() {
+    check_reader(remote_knowing, PREEMPTIONS - 3);
 }
 
 #[test]

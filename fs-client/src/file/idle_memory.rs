@@ -3,7 +3,7 @@
 //!
 //! The control thread checks the mount each [`LOOK_PERIOD`]. After two checks in a row without use the mount gives everything back.
 
-use crate::read::{FRAME_GUESSES_BYTES, Reads};
+use crate::read::{KNOWN_ENTRIES_BYTES, Reads};
 use crate::session::{Session, SessionLane, Task};
 use crate::transport::{FsError, LANE_BYTES};
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
@@ -94,8 +94,8 @@ impl Idle {
 pub(super) fn memory_bound_bytes(session: &Session) -> u64 {
     let (lanes, threads) = session.link().lane_counts();
     // Guesses of frames exist only where the server's tables are read.
-    let guesses = if session.reads_remote_tables() { FRAME_GUESSES_BYTES } else { 0 };
-    let own = lanes * LANE_BYTES + threads * THREAD_BYTES + guesses + FREED_BYTES + OTHER_BYTES;
+    let entries = if session.reads_remote_tables() { KNOWN_ENTRIES_BYTES } else { 0 };
+    let own = lanes * LANE_BYTES + threads * THREAD_BYTES + entries + FREED_BYTES + OTHER_BYTES;
     (own + session.unsynced().bound()) as u64
 }
 

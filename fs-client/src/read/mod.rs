@@ -20,8 +20,8 @@ mod counters;
 mod counting;
 mod destination;
 mod fetch;
-mod frame_guesses;
 mod initiator;
+mod known_entries;
 mod layout;
 #[cfg(feature = "model-check")]
 pub mod model;
@@ -38,7 +38,7 @@ mod target;
 pub(crate) use bitmap_pulls::BitmapPulls;
 pub(crate) use counting::CountSharing;
 pub(crate) use destination::{Destination, Part};
-pub(crate) use frame_guesses::FRAME_GUESSES_BYTES;
+pub(crate) use known_entries::KNOWN_ENTRIES_BYTES;
 pub(crate) use posted::PlannedRead;
 pub(crate) use reads::Reads;
 pub(crate) use region::CachedRegion;

@@ -1,6 +1,6 @@
 //! Both ways of initiator translation for the model checker, which is outside of this crate (tests/page_model.rs).
 
-use super::frame_guesses::FrameGuesses;
+use super::known_entries::KnownEntries;
 use super::layout::CachedLayout;
 use super::near_rnic::NearRnic;
 use super::remote::Shown;
@@ -12,6 +12,8 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
 use cuttlefs_common::rpc::Layout;
 use std::sync::Arc;
+
+const EPOCH: u64 = 1;
 
 /// Reads the beginning of a file of the server with these windows. Returns whether all of it could be read.
 pub fn read_as_initiator(
@@ -27,16 +29,16 @@ pub fn read_as_initiator(
     got.is_ok_and(|got| got.valid_len == out.len() && got.missing.is_empty())
 }
 
-/// As [`read_as_initiator`], but by READs of the windows. Keeps guesses of frames from one read to the next.
+/// As [`read_as_initiator`], but by READs of the windows. Keeps entries from one read to the next.
 #[derive(Debug, Default)]
-pub struct RemoteReader(FrameGuesses);
+pub struct RemoteReader(KnownEntries);
 
 impl RemoteReader {
     /// A reader that knows the entry of the layout's first page.
-    pub fn guessing(residency: &ResidencyTable, layout: Layout) -> Self {
+    pub fn knowing(residency: &ResidencyTable, layout: Layout) -> Self {
         let page = layout.extents[0].pool_page;
         let reader = Self::default();
-        reader.0.note(page, residency.load(page));
+        reader.0.note(EPOCH, page, residency.load(page));
         reader
     }
 
@@ -51,7 +53,7 @@ impl RemoteReader {
         let layout = CachedLayout::new(FilePage(0), layout);
         let mut rnic = NearRnic::new(frames, residency, files);
         let (windows, magic, counted) = (rnic.windows(), MagicPattern::new([7; 32]), SpreadCount::default());
-        let shown = Shown { windows: &windows, magic: &magic, counted: &counted };
+        let shown = Shown { windows: &windows, magic: &magic, epoch: EPOCH, counted: &counted };
         let got = remote::read(&mut rnic, shown, &self.0, slot, &layout, 0, out);
         matches!(got, Ok(Some(got)) if got.valid_len == out.len() && got.missing.is_empty())
     }

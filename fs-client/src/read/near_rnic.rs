@@ -17,6 +17,9 @@ pub(super) struct NearRnic {
     pub(super) doorbells: usize,
     /// Called before each doorbell with its number.
     pub(super) meanwhile: Box<dyn FnMut(usize)>,
+    /// Called between the bytes and the proofs of each doorbell with its number.
+    #[cfg(test)]
+    pub(super) at_fence: Box<dyn FnMut(usize)>,
 }
 
 impl NearRnic {
@@ -33,6 +36,8 @@ impl NearRnic {
             proofs,
             doorbells: 0,
             meanwhile: Box::new(|_| ()),
+            #[cfg(test)]
+            at_fence: Box::new(|_| ()),
         }
     }
 
@@ -41,6 +46,16 @@ impl NearRnic {
     pub(super) fn with_pages(mut self, pages: Arc<SharedMemory>) -> Self {
         self.windows.push(pages);
         self
+    }
+
+    fn read_piece(&mut self, piece: &Piece) -> Option<()> {
+        let target = match piece.to {
+            Landing::Data(at) => &mut self.data[at..at + piece.len],
+            Landing::Proof(at) => &mut self.proofs[at..at + piece.len],
+        };
+        let Remote::Memory { rkey, offset } = piece.remote else { return None };
+        self.windows[rkey.0 as usize].read_as_rnic(usize::try_from(offset).ok()?, target);
+        Some(())
     }
 
     /// The windows' rkeys and lengths.
@@ -56,18 +71,13 @@ impl NearRnic {
 }
 
 impl ReadsPieces for NearRnic {
-    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
+    fn read_pieces(&mut self, bytes: &[Piece], proofs: &[Piece]) -> Option<()> {
         (self.meanwhile)(self.doorbells);
+        bytes.iter().try_for_each(|piece| self.read_piece(piece))?;
+        #[cfg(test)]
+        (self.at_fence)(self.doorbells);
         self.doorbells += 1;
-        for piece in pieces {
-            let target = match piece.to {
-                Landing::Data(at) => &mut self.data[at..at + piece.len],
-                Landing::Proof(at) => &mut self.proofs[at..at + piece.len],
-            };
-            let Remote::Memory { rkey, offset } = piece.remote else { return None };
-            self.windows[rkey.0 as usize].read_as_rnic(usize::try_from(offset).ok()?, target);
-        }
-        Some(())
+        proofs.iter().try_for_each(|piece| self.read_piece(piece))
     }
 
     fn data(&self, at: usize, out: &mut [u8]) {

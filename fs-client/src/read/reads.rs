@@ -1,8 +1,8 @@
 //! The steps of a read: plan, one-sided read, fetch.
 
 use super::bitmap::PageBitmap;
-use super::frame_guesses::FrameGuesses;
 use super::initiator::NoAnswer;
+use super::known_entries::KnownEntries;
 use super::layout::{CachedLayout, MAX_EXTENTS};
 use super::plan::Plan;
 use super::remote::Shown;
@@ -29,7 +29,7 @@ pub(crate) struct Reads {
     pub(crate) buffers: ReadBuffers,
     /// The counts of this mount's reads.
     pub(crate) counters: ReadCounters,
-    frame_guesses: FrameGuesses,
+    known_entries: KnownEntries,
 }
 
 impl Reads {
@@ -183,10 +183,11 @@ impl Reads {
                     let shown = Shown {
                         windows: &windows,
                         magic: &attachment.attached.magic,
+                        epoch: attachment.attached.server_epoch,
                         counted: &self.counters.window_pages,
                     };
                     region.with_layout(|layout| {
-                        remote::read(&mut lane, shown, &self.frame_guesses, slot, layout, offset, out)
+                        remote::read(&mut lane, shown, &self.known_entries, slot, layout, offset, out)
                     })
                 }
             };

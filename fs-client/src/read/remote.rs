@@ -1,27 +1,24 @@
 //! Initiator translation over a link that maps nothing: the target's tables and frames are READ.
 //!
-//! One doorbell brings everything that a read of some pages needs, in this order: the file's slot, the pages' residency entries, their bytes,
-//! the entries again, the slot again. READs of a queue pair see memory no older than earlier ones did, so the proof of a mapped read
-//! (`initiator`) holds for this one: equal entries prove that the copy is that pool page, untorn; an equal generation proves that the page was
-//! the file's all the while.
+//! One doorbell brings the pages' bytes and, behind a fence, their residency entries and the file's slot. The place of the bytes is known from the
+//! page's entry at an earlier look ([`KnownEntries`], or the first of two doorbells). Three moments follow each other: the earlier look, the READ of
+//! the bytes, the READ of the entry. So equal entries prove that the copy is that pool page, untorn, and a slot with the generation
+//! of the layout, which came still earlier, that the page was the file's all the while. READs without a fence between them prove nothing about each
+//! other's moments: an answer to a READ may come late, after the READ was executed once more (`rdma/verbs`). A page whose entry was not known, or is
+//! another one, is read once more by the entry that came; if that is another one again, the page is missing.
 //!
-//! The place of the bytes is known only from the entry that travels with them. The frame is guessed from the page's last known entry
-//! ([`FrameGuesses`]). Pages with a wrong guess, or none, are read once more with the entries that came; a page whose entry is wrong again is
-//! missing.
-//!
-//! **A window of pages** (`RemoteWindows::pages`), where the server has one, spares the guess: pool page N is at N pages, whatever frame it is in, or
-//! the magic page is. The bytes are the page's if its entries prove it as above *and* no part of them is the magic pattern: the window follows the
+//! **A window of pages** (`RemoteWindows::pages`), where the server has one: pool page N is at N pages, whatever frame it is in, or the magic page
+//! is. The bytes are the page's if its entries prove it as above *and* no part of them is the magic pattern: the window follows the
 //! entries some time later. Pages are READ there as a whole, and land as a whole: rdma_rxe brings the beginning of a page of such a window,
-//! wherever in the page a READ begins. The last known entry only says whether the READ is worth it.
+//! wherever in the page a READ begins.
 //!
 //! # Invariants
 //! * Nothing READ is trusted: pool pages, frames and slots are checked against the windows' lengths before they are asked for.
-//! * A doorbell's pages are proven by its own slot. The file ends at the smallest of the sizes that were read: bytes before that were the
-//!   file's at each look.
+//! * A doorbell's pages are proven by its own slot. The file ends at the smallest of the sizes that were read.
 
 use super::OneSided;
-use super::frame_guesses::FrameGuesses;
 use super::initiator::NoAnswer;
+use super::known_entries::KnownEntries;
 use super::layout::CachedLayout;
 use super::spread_count::SpreadCount;
 use crate::session::SessionLane;
@@ -35,22 +32,20 @@ use cuttlefs_common::region::{
 
 /// The most pages of a doorbell.
 const PAGES: usize = 32;
-/// The offsets in the proofs of the file's slot, which is READ first, and of its generation, which is READ last.
-const SLOT_BEFORE: usize = 0;
-const SLOT_AFTER: usize = FileTable::VIEW_LEN;
-/// The offsets in the proofs of the residency entries that are READ before the bytes, and of those that are READ after them.
-const ENTRIES_BEFORE: usize = 64;
-const ENTRIES_AFTER: usize = ENTRIES_BEFORE + PAGES * ENTRY;
+/// The offsets in the proofs of the file's slot and of the residency entries.
+const SLOT: usize = 0;
+const ENTRIES: usize = 64;
 const ENTRY: usize = 8;
-const _: () = assert!(ENTRIES_AFTER + PAGES * ENTRY <= PROOFS_LEN);
+const _: () = assert!(SLOT + FileTable::VIEW_LEN <= ENTRIES && ENTRIES + PAGES * ENTRY <= PROOFS_LEN);
 const _: () = assert!(PAGES * PAGE_SIZE <= DATA_LEN);
-// Each page may need an entry far from the others, twice, and its bytes.
-const _: () = assert!(2 + 3 * PAGES <= MAX_RUNS);
+// Each page may need an entry far from the others, and its bytes.
+const _: () = assert!(1 + 2 * PAGES <= MAX_RUNS);
 
 /// An RNIC that executes READs, and the memory where the bytes land.
 pub(super) trait ReadsPieces {
-    /// Reads all pieces, in order, with one doorbell. `None`: the link or the target refused.
-    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()>;
+    /// Reads all pieces with one doorbell: the proofs once the bytes have come. Within each part they may be of any moments. `None`: the link or the
+    /// target refused.
+    fn read_pieces(&mut self, bytes: &[Piece], proofs: &[Piece]) -> Option<()>;
     /// Copies bytes that landed among the data.
     fn data(&self, at: usize, out: &mut [u8]);
     /// Copies bytes that landed among the proofs.
@@ -58,9 +53,9 @@ pub(super) trait ReadsPieces {
 }
 
 impl ReadsPieces for SessionLane<'_> {
-    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
-        let lens = SessionLane::read_pieces(self, pieces)?;
-        lens.iter().zip(pieces).all(|(got, piece)| *got == piece.len).then_some(())
+    fn read_pieces(&mut self, bytes: &[Piece], proofs: &[Piece]) -> Option<()> {
+        let lens = SessionLane::read_pieces(self, bytes, proofs)?;
+        lens.iter().zip(bytes.iter().chain(proofs)).all(|(got, piece)| *got == piece.len).then_some(())
     }
 
     fn data(&self, at: usize, out: &mut [u8]) {
@@ -78,15 +73,15 @@ struct Wanted {
     index: usize,
     part: PagePart,
     pool: PoolPage,
-    /// A guess of its residency entry.
-    guess: Option<ResidencyEntry>,
+    /// Its residency entry at an earlier look.
+    known: Option<ResidencyEntry>,
 }
 
 /// The result for a page.
 enum Came {
     Filled,
     Missing,
-    /// The page is in another frame than was guessed; this is its entry.
+    /// Nothing is proven; this is the page's entry by now.
     Elsewhere(ResidencyEntry),
 }
 
@@ -95,6 +90,8 @@ enum Came {
 pub(super) struct Shown<'r> {
     pub(super) windows: &'r RemoteWindows,
     pub(super) magic: &'r MagicPattern,
+    /// The server's.
+    pub(super) epoch: u64,
     /// Counts the pages that came through that window.
     pub(super) counted: &'r SpreadCount,
 }
@@ -103,7 +100,7 @@ pub(super) struct Shown<'r> {
 pub(super) fn read(
     rnic: &mut impl ReadsPieces,
     shown: Shown<'_>,
-    guesses: &FrameGuesses,
+    known: &KnownEntries,
     slot: FileSlot,
     layout: &CachedLayout,
     offset: u64,
@@ -113,7 +110,7 @@ pub(super) fn read(
     if !shown.windows.files.contains(slot, FILE_SLOT_LEN as u64) {
         return Err(NoAnswer::SlotGone);
     }
-    let mut reading = Reading { rnic, shown, guesses, slot, generation: layout.generation() };
+    let mut reading = Reading { rnic, shown, known, slot, generation: layout.generation() };
     let parts: Vec<PagePart> = divide(offset, out.len()).collect();
     let mut valid_len = out.len();
     let mut missing = Vec::new();
@@ -124,7 +121,7 @@ pub(super) fn read(
                 Some(extent) if extent.state != ExtentState::Unwritten => {
                     let pool = extent.pool_page_of(part.page);
                     if reading.covers(pool) {
-                        wanted.push(Wanted { index, part: *part, pool, guess: guesses.get(pool) });
+                        wanted.push(Wanted { index, part: *part, pool, known: known.get(shown.epoch, pool) });
                     } else {
                         missing.push(index);
                     }
@@ -152,7 +149,7 @@ pub(super) fn read(
 struct Reading<'r, R> {
     rnic: &'r mut R,
     shown: Shown<'r>,
-    guesses: &'r FrameGuesses,
+    known: &'r KnownEntries,
     /// The offset of the file's slot in the file table.
     slot: u64,
     /// The layout's generation.
@@ -172,15 +169,15 @@ impl<R: ReadsPieces> Reading<'_, R> {
         window.contains(at, PAGE_SIZE_U64).then_some(at)
     }
 
-    /// Where the page's bytes are by this entry, or if none is known: the window, and the offset of the page there. `None`: on SSD, or not known.
-    fn place(&self, page: PoolPage, entry: Option<ResidencyEntry>) -> Option<(RemoteRange, u64)> {
+    /// Where the page's bytes are by this entry: the window, and the offset of the page there. `None`: on SSD, or being changed.
+    fn place(&self, page: PoolPage, entry: ResidencyEntry) -> Option<(RemoteRange, u64)> {
         let RemoteWindows { frames, pages, .. } = *self.shown.windows;
-        if entry.is_some_and(|entry| !entry.is_resident()) {
+        if !entry.is_resident() || entry.is_changing() {
             return None;
         }
         let (window, number) = match pages {
             Some(pages) => (pages, page.0),
-            None => (frames, u64::from(entry?.frame().0)),
+            None => (frames, u64::from(entry.frame().0)),
         };
         Some((window, self.page_in(window, number)?))
     }
@@ -197,7 +194,8 @@ impl<R: ReadsPieces> Reading<'_, R> {
             if attempt > 0 && wanted.is_empty() {
                 break;
             }
-            if self.rnic.read_pieces(&self.pieces(&wanted)).is_none() {
+            let (bytes, proofs) = self.pieces(&wanted);
+            if self.rnic.read_pieces(&bytes, &proofs).is_none() {
                 return Ok(None);
             }
             size = size.min(self.view()?.size);
@@ -206,7 +204,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
                 match self.look(place, &page, out) {
                     Came::Filled => {}
                     Came::Elsewhere(entry) if attempt == 0 => {
-                        page.guess = Some(entry);
+                        page.known = Some(entry);
                         elsewhere.push(page);
                     }
                     Came::Missing | Came::Elsewhere(_) => missing.push(page.index),
@@ -217,74 +215,56 @@ impl<R: ReadsPieces> Reading<'_, R> {
         Ok(Some(size))
     }
 
-    /// The pieces to READ for these pages.
-    fn pieces(&self, wanted: &[Wanted]) -> Vec<Piece> {
+    /// The pieces to READ for these pages: bytes, and proofs.
+    fn pieces(&self, wanted: &[Wanted]) -> (Vec<Piece>, Vec<Piece>) {
         let RemoteWindows { residency, files, pages, .. } = *self.shown.windows;
         let piece = |window: RemoteRange, offset: u64, len: usize, to: Landing| Piece {
             remote: window.at(offset),
             len,
             to,
         };
-        let entries = |at: usize| {
-            // Neighbours in the pool are neighbours in the table.
-            let runs = wanted.chunk_by(|before, after| before.pool.0 + 1 == after.pool.0);
-            let mut place = 0;
-            runs.map(move |run| {
-                let to = Landing::Proof(at + place * ENTRY);
-                place += run.len();
-                piece(residency, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to)
-            })
-        };
         let bytes = wanted.iter().enumerate().filter_map(|(place, page)| {
-            let (window, at) = self.place(page.pool, page.guess)?;
+            let (window, at) = self.place(page.pool, page.known?)?;
             let (from, len) = match pages {
                 Some(_) => (0, PAGE_SIZE),
                 None => (page.part.offset_in_page, page.part.len),
             };
             Some(piece(window, at + from as u64, len, Landing::Data(place * PAGE_SIZE + from)))
         });
-        let before = piece(files, self.slot, FileTable::VIEW_LEN, Landing::Proof(SLOT_BEFORE));
-        let after = piece(files, self.slot, FileTable::GENERATION_LEN, Landing::Proof(SLOT_AFTER));
-        let mut pieces = vec![before];
-        pieces.extend(entries(ENTRIES_BEFORE));
-        pieces.extend(bytes);
-        pieces.extend(entries(ENTRIES_AFTER));
-        pieces.push(after);
-        pieces
+        let mut proofs = vec![piece(files, self.slot, FileTable::VIEW_LEN, Landing::Proof(SLOT))];
+        let mut place = 0;
+        // Neighbours in the pool are neighbours in the table.
+        for run in wanted.chunk_by(|before, after| before.pool.0 + 1 == after.pool.0) {
+            let to = Landing::Proof(ENTRIES + place * ENTRY);
+            place += run.len();
+            proofs.push(piece(residency, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to));
+        }
+        (bytes.collect(), proofs)
     }
 
-    /// The slot, if it did not change during the doorbell.
+    /// The slot, if it is still that of the layout.
     fn view(&self) -> Result<FileSlotView, NoAnswer> {
         let mut bytes = [0; FileTable::VIEW_LEN];
-        self.rnic.proof(SLOT_BEFORE, &mut bytes);
+        self.rnic.proof(SLOT, &mut bytes);
         let view = FileTable::view_of(&bytes);
-        let mut after = [0; FileTable::GENERATION_LEN];
-        self.rnic.proof(SLOT_AFTER, &mut after);
-        if view.generation == 0 {
-            return Err(NoAnswer::SlotGone);
+        match view.generation {
+            0 => Err(NoAnswer::SlotGone),
+            generation if generation != self.generation => Err(NoAnswer::LayoutStale),
+            _ => Ok(view),
         }
-        if view.generation != self.generation || after != bytes[..FileTable::GENERATION_LEN] {
-            return Err(NoAnswer::LayoutStale);
-        }
-        Ok(view)
     }
 
     /// Checks what came for the page at this place among the wanted ones.
     fn look(&self, place: usize, page: &Wanted, out: &mut [u8]) -> Came {
-        let entry = |at: usize| {
-            let mut bytes = [0; ENTRY];
-            self.rnic.proof(at + place * ENTRY, &mut bytes);
-            ResidencyTable::entry_of(bytes)
-        };
-        let (before, after) = (entry(ENTRIES_BEFORE), entry(ENTRIES_AFTER));
-        self.guesses.note(page.pool, after);
-        let right = self.place(page.pool, Some(before));
-        if !before.validates(after) || right.is_none() {
+        let mut bytes = [0; ENTRY];
+        self.rnic.proof(ENTRIES + place * ENTRY, &mut bytes);
+        let now = ResidencyTable::entry_of(bytes);
+        self.known.note(self.shown.epoch, page.pool, now);
+        if self.place(page.pool, now).is_none() {
             return Came::Missing;
         }
-        // The bytes were read where the guess said.
-        if self.place(page.pool, page.guess) != right {
-            return Came::Elsewhere(before);
+        if !page.known.is_some_and(|known| known.validates(now)) {
+            return Came::Elsewhere(now);
         }
         if self.shown.windows.pages.is_some() {
             let mut whole = [0; PAGE_SIZE];

@@ -17,8 +17,10 @@
 //!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
 //!   persistence domain (hardware: `RemoteAccess`), and fails with `RemoteOperation` if the device behind it does. How far it goes:
 //!   [`FlushReach`], of a device and of a region.
-//! * A READ never tears an aligned word of eight bytes, in ranges of up to 512 bytes, and a queue pair's later READs see nothing older (IBTA volume
-//!   1, 9.5: requests execute in order; PCIe reads of a cache line are coherent).
+//! * A READ never tears an aligned word of eight bytes, in ranges of up to 512 bytes (PCIe reads of a cache line are coherent).
+//! * A queue pair's READs may bring memory of any moments between their post and their completions, in any order, unless a fence is between them
+//!   ([`SendOp::FencedRead`]). Requests execute in order (IBTA volume 1, 9.5), but READs whose answers are lost execute again, and an answer of the
+//!   first execution that comes late is taken for one of the second: only its packet number tells answers apart.
 //! * A WRITE whose end is aligned to eight bytes stores its last eight bytes after all others
 //!   (`Capabilities::word_last`).
 //!

@@ -78,7 +78,8 @@ impl TcpQp {
                 header.ack = request.signaled;
                 expects = request.signaled.then_some(PacketKind::WriteAck);
             }
-            SendOp::Read(remote) => {
+            // Requests and replies come in order, and once: a fence has nothing to wait for.
+            SendOp::Read(remote) | SendOp::FencedRead(remote) => {
                 (header.kind, header.key, header.offset) = match remote {
                     Remote::Memory { rkey, offset } => (PacketKind::ReadMemory, rkey.0.into(), offset),
                     Remote::File { filekey, offset } => (PacketKind::ReadFile, filekey.0, offset),
