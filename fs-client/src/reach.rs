@@ -1,9 +1,10 @@
 //! The way to a server: the RNIC that an endpoint needs, the proof of a key, and errors that say what to do.
 
-use crate::session::{Session, SessionOptions, unsynced_bytes};
+use crate::session::{lanes_bytes, Session, SessionOptions, unsynced_bytes};
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::soft::{SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, open_to_connect};
+use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
@@ -71,6 +72,10 @@ pub(crate) fn reach<T>(
     };
     let device = device(server, &options.trust)?;
     connect(device, session_options, &SystemRandom).map_err(|error| match error {
+        // The limit is this machine's, and no server that comes later changes it.
+        RdmaError::Io { ref source, .. } if source.kind() == ErrorKind::OutOfMemory => {
+            ReachError::Unusable(format!("{error}; {}", room_for_lanes(options.lanes)))
+        }
         RdmaError::Io { ref source, .. } => {
             if let Some(wrong) = wrong_kind(server, source) {
                 return ReachError::Unusable(format!("{server} is not what a server listens at: {wrong}"));
@@ -138,8 +143,24 @@ fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
             Endpoint::Tcp { port, .. },
             ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::WouldBlock,
         ) => format!("is that machine up, and does no firewall on the way hold back port {port}?"),
+        // The error says what to do about this machine's RNIC.
+        (Endpoint::Rdma { .. }, kind)
+            if !matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::TimedOut) =>
+        {
+            return None;
+        }
         _ => format!("is cuttlefsd running there, and listening at {server}?"),
     })
+}
+
+/// What a client needs that has not enough memory for an RNIC.
+fn room_for_lanes(threads: usize) -> String {
+    let wanted = |threads| ByteSize(lanes_bytes(threads));
+    format!(
+        "a mount of {threads} threads wants {} for its requests and some 2.1M to count reads in; -o threads=1 wants {}",
+        wanted(threads),
+        wanted(1)
+    )
 }
 
 /// An RNIC for connections to a server that must be trusted in this way.
@@ -215,5 +236,13 @@ mod tests {
         let said = |server: &str, kind| advice(&server.parse().expect("an endpoint"), kind);
         assert!(said("shm:///a", ErrorKind::PermissionDenied).is_some_and(|text| text.contains("unix://")));
         assert!(said("tcp://a", ErrorKind::TimedOut).is_some_and(|text| text.contains("firewall")));
+        assert!(
+            said("rdma://a", ErrorKind::ConnectionRefused).is_some_and(|text| text.contains("cuttlefsd"))
+        );
+        assert_eq!(said("rdma://a", ErrorKind::NetworkDown), None, "the port is down");
+        let room = room_for_lanes(8);
+        for words in ["8 threads wants 12.0M", "-o threads=1 wants 3.6M"] {
+            assert!(room.contains(words), "{room}");
+        }
     }
 }

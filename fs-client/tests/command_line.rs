@@ -725,9 +725,13 @@ fn mount_8_calls_the_helper() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(place.is_mounted());
     succeeds(&["umount", mnt]);
-    // mount(8) prints nothing if it worked.
-    let output = call(&["tcp://memory:1", mnt, "-o", options]);
+    // mount(8) prints nothing if it worked. The source is the words of fstab, by which `mount -a` finds it.
+    let output = call(&["tcp://memory", mnt, "-o", options]);
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+    let table = MountTable::read().expect("mounts");
+    assert_eq!(table.at(&place.mnt()).expect("mounted").source, "tcp://memory");
+    assert!(succeeds(&["status", mnt]).contains("tcp://memory:7950"));
+    assert!(succeeds(&["status", mnt]).contains(&format!("cuttlefs status {mnt} --all")));
     succeeds(&["umount", mnt]);
     // mount.fuse3 knows only the name of the command.
     let by_libfuse = ["tcp://memory:1", mnt, "-o", "rw,dev,suid,noatime"];

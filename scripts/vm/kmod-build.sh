@@ -5,6 +5,7 @@
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
+[[ $# == 2 ]] || die "usage: scripts/vm/kmod-build.sh VERSION FOLDER (such as 7.2 /tmp/kmod; the folder must not be there yet)"
 kernel=$("$ROOT/scripts/vm/fetch.sh" --headers "$1") || exit $?
 version=${kernel##*/}
 folder=$2

@@ -35,6 +35,7 @@ mod status;
 mod summary;
 mod unmount;
 mod up;
+mod written;
 
 pub use connect::{Backend, Network, NotThere, Trust, VolumeOptions, device};
 pub use key::chosen as chosen_key;
@@ -64,7 +65,7 @@ const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 
 Environment:
   CUTTLEFS_LOG   what is logged, such as debug or cuttlefs_client::fuse=debug
-  CUTTLEFS_KEY   the key file to show over tcp://, where --key and -o key= say none
+  CUTTLEFS_KEY   the key file to show over tcp:// and rdma://, where --key and -o key= say none
   CUTTLEFSD      the server's binary, if it is not beside this one or in PATH")]
 struct Cli {
     #[command(subcommand)]

@@ -11,6 +11,7 @@ use super::process::ProcessId;
 use super::remount;
 use super::run_state::{self, RunState};
 use super::unmount::{Unmounted, busy_text, try_unmount};
+use super::written::Written;
 use crate::file::volume::{Condition, Volume};
 use crate::fuse::{MountTable, Mounted, mount};
 use anyhow::{Context, bail};
@@ -38,6 +39,7 @@ Examples:
 
 Line of /etc/fstab:
   tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0
+  rdma://10.9.0.1?device=mlx5_0  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0
 
 shm:// is for root and the server's own user on the same machine, unix:// for every user of it.
 tcp:// and rdma:// reach another machine and need a copy of one of the server's keys; without a
@@ -46,7 +48,7 @@ names its log.
 docs/operations.md says how to mount at boot."))]
 pub(super) struct MountArgs {
     /// The server: tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH or shm:///PATH
-    pub server: Endpoint,
+    pub server: Written,
     /// An empty directory to mount at
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas
@@ -151,14 +153,15 @@ impl ServedMount {
     /// Connects and mounts, unless one of `signals` comes before that.
     pub(super) fn start(
         backend: &dyn Backend,
-        server: &Endpoint,
+        server: &Written,
         mountpoint: &Path,
         options: &MountOptions,
         mut signals: Signals,
         reporter: &Reporter,
     ) -> anyhow::Result<Self> {
         let wanted = options.volume(mountpoint);
-        let volume = connect_in_time(backend, server, &wanted, options.retry, &mut signals, reporter)?;
+        let volume =
+            connect_in_time(backend, &server.endpoint, &wanted, options.retry, &mut signals, reporter)?;
         if signals.pending().next().is_some() {
             volume.shut_down();
             bail!("broken off before {} was mounted", mountpoint.display());

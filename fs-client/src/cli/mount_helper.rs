@@ -5,9 +5,9 @@
 
 use super::mount::{self, MountArgs};
 use super::remount;
+use super::written::Written;
 use anyhow::Context;
 use clap::Args;
-use cuttlefs_common::rdma::Endpoint;
 use std::path::PathBuf;
 
 /// How long the helper waits for the server, unless the options say otherwise. systemd gives a mount 90 s.
@@ -45,7 +45,7 @@ pub(super) struct HelperArgs {
 
 pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let spec = args.spec.strip_prefix("cuttlefs#").unwrap_or(&args.spec);
-    let server: Endpoint = spec.parse().with_context(|| format!("cannot mount {}", args.spec))?;
+    let server: Written = spec.parse().with_context(|| format!("cannot mount {}", args.spec))?;
     if args.verbose {
         cuttlefs_common::tell!("mounting {server} at {} with {:?}", args.mountpoint.display(), args.options);
     }

@@ -88,7 +88,9 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
     };
     // Without the server's status there is still that of the mount; the error then follows it.
     if !status.is_empty() {
-        print_status(&asked.server, status, args)?;
+        let of =
+            asked.mountpoint.as_ref().map_or_else(|| asked.server.to_string(), |at| at.display().to_string());
+        print_status(&asked.server, &of, status, args)?;
     }
     answer.map(|_| ())
 }
@@ -108,7 +110,13 @@ fn died(state: &RunState) -> anyhow::Result<anyhow::Error> {
     ))
 }
 
-fn print_status(server: &Endpoint, status: Map<String, Value>, args: &StatusArgs) -> anyhow::Result<()> {
+/// Prints the status of a server; `of` is what it was asked by.
+fn print_status(
+    server: &Endpoint,
+    of: &str,
+    status: Map<String, Value>,
+    args: &StatusArgs,
+) -> anyhow::Result<()> {
     let status = Value::Object(status);
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&status).context("cannot print the status")?;
@@ -119,7 +127,7 @@ fn print_status(server: &Endpoint, status: Map<String, Value>, args: &StatusArgs
         print_value(&mut text, &status, 0);
         text
     } else {
-        let hint = "every figure: cuttlefs status --all, or --json for programs";
+        let hint = format!("every figure: cuttlefs status {of} --all, or --json for programs");
         format!("server      {server}\n{}{hint}\n", summary(&status))
     };
     // Not print!, which panics when a reader such as `head` has had enough.

@@ -4,6 +4,7 @@
 //! a summary. Faults come last, under `problems`: the table of docs/operations.md, "What to watch".
 
 use crate::file::volume::UnsyncedChanges;
+use cuttlefs_common::rdma::hop_advice;
 use cuttlefs_common::size::ByteSize;
 use serde_json::Value;
 
@@ -229,6 +230,13 @@ fn told_once(problems: Vec<String>) -> Vec<String> {
     told
 }
 
+/// What to look at behind a silence over an RNIC: a way that drops its large packets.
+fn hops(status: &Value) -> String {
+    let of = status.pointer("/mount/hardware");
+    let advice = of.and_then(|of| hop_advice(text(of, "/link_layer")?, number(of, "/path_mtu_bytes")?));
+    advice.map_or_else(String::new, |advice| format!("{PARTS}{advice}"))
+}
+
 /// The problems that somebody should look after.
 fn problems(status: &Value) -> Vec<String> {
     let mut problems = Vec::new();
@@ -241,7 +249,8 @@ fn problems(status: &Value) -> Vec<String> {
                 time(lease)
             )
         });
-        problems.push(format!("the server has been away for {}{lost}: {because}", time(since)));
+        let hops = hops(status);
+        problems.push(format!("the server has been away for {}{lost}: {because}{hops}", time(since)));
     } else if let Some(error) = text(status, "/server_error") {
         problems.push(format!("the server does not answer: {error}"));
     }
@@ -257,7 +266,9 @@ fn problems(status: &Value) -> Vec<String> {
             }
             (None, None) => "and its locks end when it is not used for a lease".to_owned(),
         };
-        problems.push(format!("the mount has sent no heartbeats for {}, {locks}: {because}", time(since)));
+        let hops = hops(status);
+        problems
+            .push(format!("the mount has sent no heartbeats for {}, {locks}: {because}{hops}", time(since)));
     }
     let servers = status.pointer("/rnics").and_then(Value::as_array).into_iter().flatten();
     let servers = servers.filter_map(|rnic| Some(("the server", rnic.pointer("/hardware")?)));
@@ -277,8 +288,8 @@ fn problems(status: &Value) -> Vec<String> {
         let ending = number(of, "/ending").zip(number(of, "/ending_bound"));
         if let Some((ending, _)) = ending.filter(|(ending, bound)| ending >= bound) {
             problems.push(format!(
-                "the kernel does not let go of {ending} connections of {whose} by {device} that are over: its connection manager hangs; take the RDMA \
-                 device away and add it again (`rdma link`), or load its driver again"
+                "the kernel does not let go of {ending} connections of {whose} by {device} that are over: its connection manager hangs; stop the \
+                 server and unmount what uses the device, then take it away and add it again (`rdma link`), or load its driver again"
             ));
         }
     }
@@ -393,6 +404,12 @@ problems    none known
     fn each_problem_is_told() {
         for (status, words) in [
             (json!({"mount": {"server_is_away": true, "server_away_because": "gone"}}), "gone"),
+            (
+                json!({"mount": {"server_is_away": true, "server_away_because": "gone", "hardware": {
+                    "state": "4: ACTIVE", "link_layer": "Ethernet", "path_mtu_bytes": 4096, "max_mtu_bytes": 4096,
+                }}}),
+                "gone; the path MTU is 4096 bytes, and each hop",
+            ),
             (json!({"mount": {"error": "no process of yours"}}), "no process of yours"),
             (
                 json!({"mount": {"unheard_because": "no answer", "unheard_seconds": 7}}),

@@ -184,7 +184,7 @@ fn start(
     reporter: &Reporter,
 ) -> anyhow::Result<(ServerProcess, ServedMount)> {
     let server = ServerProcess::start(backend, pool, memory, &mut signals, reporter)?;
-    match ServedMount::start(backend, server.endpoint(), mountpoint, options, signals, reporter) {
+    match ServedMount::start(backend, &server.endpoint().into(), mountpoint, options, signals, reporter) {
         Ok(served) => Ok((server, served)),
         Err(error) => {
             server.stop(reporter)?;

@@ -25,7 +25,7 @@ pub(crate) use attachment::{Attachment, MappedWindows, Windows};
 pub(crate) use control::Task;
 pub use locks::{GrantedLock, LockWaiter};
 pub(crate) use losses::LossesTold;
-pub use options::{MAX_CALLER_LANES, SessionOptions};
+pub use options::{MAX_CALLER_LANES, SessionOptions, lanes_bytes};
 pub(crate) use seen::SeenChanges;
 pub(crate) use server_opens::{ServerOpen, ServerOpens};
 pub use unsynced::{UNSYNCED_BYTES_LEAST, UnsyncedChanges, unsynced_bytes};
@@ -94,7 +94,13 @@ impl Session {
         random: &dyn Random,
     ) -> Result<Arc<Self>, RdmaError> {
         let session = Self::unconnected(device, options, random)?;
-        session.link.first_lane().connect_once(&session)?;
+        let mut lane = session.link.first_lane();
+        lane.connect_once(&session)?;
+        // An attach is short. A way that does not carry full packets would be found by the first program that reads.
+        if session.link.hardware().is_some() {
+            let _ = lane.ask_status(&session.link)?;
+        }
+        drop(lane);
         Ok(Arc::new(session))
     }
 
@@ -110,7 +116,7 @@ impl Session {
         let session = Self::unconnected(device, options, random)?;
         let mut lane = session.link.first_lane();
         lane.connect_link(&session.link)?;
-        let answer = lane.call_unnumbered(&session.link, &Request::Status)?.map(Reply::parse);
+        let answer = lane.ask_status(&session.link)?.map(Reply::parse);
         let text = match answer {
             Ok(Ok(Reply::Status(text))) => Ok(text.to_owned()),
             Ok(_) => Err(FsError::Server(Status::Malformed)),

@@ -1,5 +1,6 @@
 //! The options of a session before it connects, and its lanes.
 
+use crate::transport::LANE_BYTES;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::world::Clock;
@@ -13,6 +14,11 @@ pub(super) const CONTROL_LANE: usize = 0;
 pub(super) const LOCKS_LANE: usize = 1;
 /// The most lanes for callers: one of the session's slots is for recovery.
 pub const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - OWN_LANES - 1;
+
+/// Bytes of the lanes' memory, with so many lanes for callers.
+pub fn lanes_bytes(callers: usize) -> u64 {
+    (callers.clamp(1, MAX_CALLER_LANES) + OWN_LANES) as u64 * LANE_BYTES as u64
+}
 
 /// What a session needs to know before it connects.
 pub struct SessionOptions {

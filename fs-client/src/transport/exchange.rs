@@ -9,6 +9,7 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::rpc::{HEADER_LEN, ReplyHeader, Request, RequestHeader, SLOTS_PER_SESSION};
 use cuttlefs_common::status::Status;
+use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -191,6 +192,22 @@ impl Lane {
         request: &Request<'_>,
     ) -> Result<Result<&[u8], Status>, RdmaError> {
         self.call_raw(link, &link.own_caller(), request, Place::NOWHERE)
+    }
+
+    /// Asks for the server's status, which needs no session. Its answer fills a packet of an RNIC.
+    ///
+    /// # Errors
+    /// No answer came. Over RDMA hardware the error names the path MTU if that may be why.
+    pub(crate) fn ask_status(&mut self, link: &Link) -> Result<Result<&[u8], Status>, RdmaError> {
+        let asked = self.call_unnumbered(link, &Request::Status);
+        asked.map_err(|error| match (error, link.hardware().and_then(|of| of.hop_advice())) {
+            (RdmaError::Handshake { endpoint, reason }, Some(advice)) => RdmaError::Io {
+                action: "have the first long answer from",
+                endpoint,
+                source: std::io::Error::new(ErrorKind::BrokenPipe, format!("{reason}; {advice}")),
+            },
+            (error, _) => error,
+        })
     }
 
     /// Sends a request of a recovery. `seq` moves on when it is answered. `None`: the connection broke.

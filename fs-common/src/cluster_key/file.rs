@@ -111,9 +111,11 @@ impl ClusterKey {
             return Err(failed(io::Error::other("it is no regular file")));
         }
         // The text is parsed first: the user is not told to change the mode of a file that is no key.
-        let mut text = String::new();
-        file.take(FILE_MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
-        let key = Self::parse(&text).map_err(|source| KeyFileError::Key { path: path.to_owned(), source })?;
+        let mut bytes = Vec::new();
+        file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+        let text = str::from_utf8(&bytes).map_err(|_| KeyError::Format);
+        let key = text.and_then(Self::parse);
+        let key = key.map_err(|source| KeyFileError::Key { path: path.to_owned(), source })?;
         if found.mode() & OTHERS != 0 {
             return Err(KeyFileError::Open { path: path.to_owned(), mode: found.mode() & 0o7777 });
         }
@@ -155,6 +157,9 @@ mod tests {
         );
         let folder = ClusterKey::read_file(directory.path()).expect_err("a directory").to_string();
         assert!(folder.contains("no regular file"), "{folder}");
+        std::fs::write(&path, [0xff, 0, 7]).expect("written");
+        let binary = ClusterKey::read_file(&path).expect_err("no text");
+        assert!(binary.is_no_key() && binary.to_string().contains("cuttlefs-key-1"), "{binary}");
     }
 
     #[test]

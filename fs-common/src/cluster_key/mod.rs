@@ -69,7 +69,7 @@ pub struct ClusterKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// It does not look like a key at all.
-    #[error("it holds no cluster key")]
+    #[error("it holds no cluster key, which is one line of text that begins with `{FORMAT}`")]
     Format,
     /// The name is not allowed.
     #[error("a key's name has 1 to {KEY_NAME_MAX} letters, digits, `.`, `_` and `-`")]

@@ -26,7 +26,7 @@ mod verbs;
 #[cfg(feature = "verbs")]
 pub mod verbs_provider;
 
-pub use hardware::HardwareFigures;
+pub use hardware::{HardwareFigures, hop_advice};
 pub use memory_window::{Binding, MemoryWindow};
 pub use open::{Devices, VERSION, open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};

@@ -51,6 +51,16 @@ impl Via {
         let (mut device, mut port, mut gid) = (None, None, None);
         for part in text.split('&') {
             let (name, value) = part.split_once('=').ok_or("write ?device=NAME&port=N&gid=N")?;
+            let is_given = match name {
+                "device" => device.is_some(),
+                "port" => port.is_some(),
+                _ => gid.is_some(),
+            };
+            if is_given {
+                return Err(
+                    "each of device, port and gid can be written once: one connection takes one of them",
+                );
+            }
             match name {
                 "device" => {
                     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
@@ -108,6 +118,9 @@ impl FromStr for Endpoint {
                     None => (rest, None),
                 };
                 let rest = rest.strip_suffix('/').unwrap_or(rest);
+                if rest.contains('/') {
+                    return Err(error("a directory of the server is a mount's option: -o subdir=PATH"));
+                }
                 let (host, port) = match rest.strip_prefix('[').and_then(|r| r.split_once(']')) {
                     Some((host, "")) => (host, DEFAULT_PORT),
                     Some((host, tail)) => {
@@ -204,6 +217,12 @@ mod tests {
         assert!(hint("rdma://box?device=a&port=0").contains("from 1"));
         assert!(hint("rdma://box?device=a&gid=x").contains("`gid`"));
         assert!(hint("rdma://box?mtu=4").contains("device, port and gid"));
+        for twice in ["device=a&device=b", "device=a&port=1&port=1", "gid=1&gid=2&device=a"] {
+            assert!(hint(&format!("rdma://box?{twice}")).contains("can be written once"), "{twice}");
+        }
+        for below in ["tcp://box/sub", "rdma://box:7950/sub", "rdma://[::1]:7950/a/b/"] {
+            assert!(hint(below).contains("-o subdir=PATH"), "{below}");
+        }
         assert!(hint("tcp://box:1?device=a").contains("only rdma://"));
     }
 }

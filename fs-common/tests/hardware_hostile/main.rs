@@ -254,7 +254,7 @@ fn who_has_not_the_key_is_told() {
             Ok(_) => panic!("it should be: {why}"),
         }
     }
-    assert_eq!(keyed.device.figures().refused, 1, "a challenge is no refusal");
+    assert_eq!(keyed.device.figures().refused, 2, "each once: a challenge is no refusal");
     keyed.guest(keys(1)).reads_sevens(&keyed);
 }
 

@@ -19,7 +19,8 @@ const POOL_KEY_NAME: &str = "pool";
   cuttlefsd serve --pool DIR --key box7.key --key box8.key --listen tcp://0.0.0.0:7950
   cuttlefs mount tcp://server:7950 /mnt --key box7.key
 
-Who has a key may mount. The server knows clients by the names of their keys.")]
+Keys are for tcp:// and rdma://. Who has a key may mount.
+The server knows clients by the names of their keys.")]
 pub(super) struct KeyArgs {
     #[command(subcommand)]
     command: KeyCommand,
@@ -75,7 +76,7 @@ pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How clients prove over `tcp` that they may connect: with one of the given keys, or with the pool's own key, which is made if it does not exist.
+/// How clients prove over `tcp` and `rdma` that they may connect: with one of the given keys, or with the pool's own key, which is made if it does not exist.
 pub(super) fn tcp_security(
     pool: &Path,
     listen: &[Endpoint],
@@ -91,7 +92,7 @@ pub(super) fn tcp_security(
             "--insecure takes no keys; leave it out, or the keys (--key, `keys` in cuttlefs.toml)"
         );
         tracing::warn!(
-            "INSECURE: whoever reaches a tcp:// endpoint may read and change every file as any user, and so may whoever is \
+            "INSECURE: whoever reaches a tcp:// or rdma:// endpoint may read and change every file as any user, and so may whoever is \
              between; leave --insecure out to have keys"
         );
         return Ok(TcpSecurity::Insecure);
@@ -102,7 +103,11 @@ pub(super) fn tcp_security(
         given.iter().map(|file| read_key(file)).collect::<Result<_, _>>()?
     };
     for key in &keys {
-        tracing::info!(name = key.name(), fingerprint = key.fingerprint(), "tcp:// takes this key");
+        tracing::info!(
+            name = key.name(),
+            fingerprint = key.fingerprint(),
+            "tcp:// and rdma:// take this key"
+        );
     }
     Ok(TcpSecurity::Keys(ClusterKeys::new(keys)?))
 }

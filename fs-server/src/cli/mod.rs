@@ -43,7 +43,7 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check a pool that nobody serves, and repair it
     Fsck(fsck::FsckArgs),
-    /// Make a key by which clients and server know each other over tcp://, or show which one a file holds
+    /// Make a key by which clients and server know each other over tcp:// and rdma://, or show which one a file holds
     Key(key::KeyArgs),
 }
 

@@ -34,6 +34,8 @@ struct Facts {
     file: Option<(PathBuf, ErrorKind)>,
     /// libibverbs has a list of drivers.
     has_drivers: bool,
+    /// Ports that are not active, for people.
+    down: Vec<String>,
     /// What this process has pinned, and may pin if that is bounded.
     pinned: u64,
     bound: Option<u64>,
@@ -69,6 +71,7 @@ impl Facts {
         Self {
             has_device: !names("sys/class/infiniband").is_empty(),
             file: files.into_iter().find_map(closed),
+            down: down_ports(&root.join("sys/class/infiniband")),
             has_drivers: names("etc/libibverbs.d")
                 .iter()
                 .any(|name| name.to_string_lossy().ends_with(".driver")),
@@ -77,8 +80,22 @@ impl Facts {
         }
     }
 
-    /// What to do about an error; empty: nothing is known.
+    /// What to do about an error; empty: nothing is known. Behind an address for which no device is found there may be one whose port is down: its
+    /// interface has no route then.
     fn advice(&self, task: Task, error: &io::Error) -> String {
+        let advice = self.advice_on(task, error);
+        let is_found = error.kind() == ErrorKind::AddrInUse;
+        if !matches!(task, Task::Find) || is_found || self.down.is_empty() || self.file.is_some() {
+            return advice;
+        }
+        let down = format!(
+            "{} not active: if that is the one, look at the cable and `ip link`",
+            self.down.join(", ")
+        );
+        if advice.is_empty() { down } else { format!("{advice}; {down}") }
+    }
+
+    fn advice_on(&self, task: Task, error: &io::Error) -> String {
         let refused = matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES));
         match (task, error.kind(), error.raw_os_error()) {
             (_, _, Some(libc::EMFILE | libc::ENFILE)) => "raise the limit of open files (ulimit -n, LimitNOFILE=)".to_owned(),
@@ -97,6 +114,11 @@ impl Facts {
             }
             (Task::Find, ErrorKind::TimedOut, _) => {
                 "nobody has that address: `ping ADDRESS` says whether the machine is there".to_owned()
+            }
+            (Task::Connect, _, Some(libc::ENODEV)) => {
+                "the address must be one of an RNIC of the server, also on its own machine; 127.0.0.1 and `localhost` are none (`rdma link` and \
+                 `ip addr` list them)"
+                    .to_owned()
             }
             (Task::Connect, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset, _) => {
                 "no server listens at that address and port".to_owned()
@@ -128,8 +150,8 @@ impl Facts {
             _ => String::new(),
         };
         format!(
-            "the limit of pinned memory is {}; {} are pinned{asked}. A server's frames (--memory) count once for each worker thread, too: docs/rdma.md \
-             has the sum. Raise it (ulimit -l, LimitMEMLOCK= of a service), or give a server less --memory",
+            "the limit of pinned memory is {}; {} are pinned{asked}. Raise it (ulimit -l, LimitMEMLOCK= of a service), or give a mount fewer threads \
+             (-o threads=N), a server less --memory, which counts once for each worker thread, too: docs/rdma.md has the sums",
             ByteSize(bound),
             ByteSize(self.pinned),
         )
@@ -149,6 +171,28 @@ impl Facts {
              SUBSYSTEM==\"infiniband_verbs\", GROUP=\"rdma\", MODE=\"0660\", and the same for KERNEL==\"rdma_cm\""
         )
     }
+}
+
+/// The ports below a folder as `/sys/class/infiniband` that are not active.
+fn down_ports(class: &Path) -> Vec<String> {
+    let entries = |folder: &Path| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    };
+    let mut down = Vec::new();
+    for device in entries(class) {
+        let ports = class.join(&device).join("ports");
+        for port in entries(&ports) {
+            let state = fs::read_to_string(ports.join(&port).join("state")).unwrap_or_default();
+            if !state.is_empty() && !state.contains("ACTIVE") {
+                down.push(format!("port {port} of {device} is"));
+            }
+        }
+    }
+    down
 }
 
 /// An error with the advice behind it. Its kind stays. An error that is this program's own has its advice already.
@@ -189,6 +233,7 @@ mod tests {
     fn each_error_says_what_to_do() {
         let device = || Facts { has_device: true, has_drivers: true, ..Facts::default() };
         let bounded = Facts { pinned: 64 << 20, bound: Some(96 << 20), ..device() };
+        let down = || Facts { down: vec!["port 1 of rxe0 is".to_owned()], ..device() };
         let closed = |why| Facts { file: Some(("/dev/infiniband/uverbs0".into(), why)), ..device() };
         for (facts, task, errno, words) in [
             (Facts::default(), Task::Find, libc::ENODEV, "no RDMA device"),
@@ -210,6 +255,10 @@ mod tests {
             (device(), Task::Connect, libc::ECONNREFUSED, "no server listens"),
             (device(), Task::Connect, libc::ETIMEDOUT, "4791"),
             (device(), Task::Connect, libc::EPERM, "ls -l /dev/infiniband"),
+            (device(), Task::Connect, libc::ENODEV, "one of an RNIC of the server"),
+            (down(), Task::Find, libc::ENETUNREACH, "port 1 of rxe0 is not active: if that is the one"),
+            (down(), Task::Find, libc::ENETUNREACH, "ip route get"),
+            (down(), Task::Find, libc::EINVAL, "port 1 of rxe0 is not active"),
             (device(), Task::Make, libc::ENOMEM, "dmesg"),
             (device(), Task::Register(1), libc::EFAULT, "files of disks"),
         ] {
@@ -218,7 +267,8 @@ mod tests {
         }
         for errno in [libc::ENOMEM, libc::EPERM] {
             let advice = bounded.advice(Task::Register(24 << 20), &io::Error::from_raw_os_error(errno));
-            for words in ["is 96M", "64M are pinned, this asks for 24M", "--memory", "ulimit -l"] {
+            for words in ["is 96M", "64M are pinned, this asks for 24M", "--memory", "threads=N", "ulimit -l"]
+            {
                 assert!(advice.contains(words), "{advice}");
             }
             assert!(bounded.advice(Task::Make, &io::Error::from_raw_os_error(errno)).contains("ulimit -l"));
@@ -244,7 +294,8 @@ mod tests {
         let bare = Facts::below(root.path());
         assert!(!bare.has_device && !bare.has_drivers);
         assert_eq!(bare.file, Some(("/dev/infiniband/rdma_cm".into(), ErrorKind::NotFound)));
-        put(root.path(), "sys/class/infiniband/rxe0", "");
+        put(root.path(), "sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n");
+        put(root.path(), "sys/class/infiniband/rxe1/ports/1/state", "1: DOWN\n");
         put(root.path(), "sys/class/infiniband_verbs/uverbs0", "");
         put(root.path(), "sys/class/infiniband_verbs/abi_version", "");
         put(root.path(), "etc/libibverbs.d/rxe.driver", "");
@@ -253,7 +304,7 @@ mod tests {
         let verbs = put(root.path(), "dev/infiniband/uverbs0", "");
         let open = Facts::below(root.path());
         assert!(open.has_device && open.has_drivers && open.file.is_none());
-        assert_eq!(open.pinned, 64 << 20);
+        assert_eq!((open.pinned, open.down), (64 << 20, vec!["port 1 of rxe1 is".to_owned()]));
         fs::set_permissions(&verbs, fs::Permissions::from_mode(0o000)).expect("mode");
         // Root may open it all the same.
         if let Some((file, why)) = Facts::below(root.path()).file {

@@ -3,7 +3,7 @@
 use super::advice::{self, Task};
 use super::cm::Events;
 use super::cq::VerbsCq;
-use super::hello::{Answer, Ask, Refusal};
+use super::hello::{Answer, Ask, NO_KEY, Refusal};
 use super::listen::VerbsListener;
 use super::queue::{Parts, VerbsQp};
 use super::regions::{Regions, VerbsMr};
@@ -192,16 +192,19 @@ impl VerbsPd {
         let prover = self.device.prover();
         if event.what == Happened::Rejected {
             if event.private.iter().all(|byte| *byte == 0) {
-                return Err(failed("connect to")(io::ErrorKind::ConnectionRefused.into()).into());
+                let refused: io::Error = if event.by_program {
+                    let who = "the program that listens there refused, without a reason";
+                    io::Error::new(io::ErrorKind::ConnectionRefused, who)
+                } else {
+                    io::ErrorKind::ConnectionRefused.into()
+                };
+                return Err(failed("connect to")(refused).into());
             }
             return Err(match (Refusal::parse(&event.private), prover) {
                 (Ok(Refusal::Challenge(challenge)), Some(prover)) => {
                     NotConnected::Again(prover.ask(challenge))
                 }
-                (Ok(Refusal::Challenge(_)), None) => refused(
-                    "it wants a key; give the server's (--key, or for a mount -o key=FILE)".to_owned(),
-                )
-                .into(),
+                (Ok(Refusal::Challenge(_)), None) => refused(NO_KEY.to_owned()).into(),
                 (Ok(Refusal::Reason(reason)), _) => refused(reason).into(),
                 (Err(unheard), _) => self.handshake(endpoint, unheard.to_string()).into(),
             });
@@ -364,7 +367,7 @@ impl ProtectionDomain for VerbsPd {
         self.queue(options.qp.send_cq.clone())?;
         self.queue(options.qp.recv_cq.clone())?;
         let deadline = Instant::now() + options.timeout;
-        let mut ask = Ask::FIRST;
+        let mut ask = if self.device.prover().is_some() { Ask::FIRST } else { Ask::KEYLESS };
         for _ in 0..ATTEMPTS {
             match self.try_connect(endpoint, address, ask, &options, deadline) {
                 Ok(qp) => return Ok(Connected { qp, windows: Vec::new() }),

@@ -9,10 +9,11 @@
 //! refusal  [magic u32][version u16][kind u16][challenge 16, or a reason in UTF-8]
 //! ```
 //!
-//! Integers are little-endian. A client with a key asks with zeros first, is refused with a challenge, and asks again with its proof: the first 16
-//! bytes of HMAC-SHA256(rdma secret, "ask" | challenge). The proof of the answer is over "answer" | challenge | the client's proof. The secret is
-//! derived from the cluster key. A challenge is a time and a MAC of the time and of the client's address, under a secret of this life of the server,
-//! so the server need not remember it. It is good once, and for [`CHALLENGE_LIFE`].
+//! Integers are little-endian. A client without a key says so by a fingerprint of ones, so that a server with keys can tell whom it refuses. A client
+//! with a key asks with zeros first, is refused with a challenge, and asks again with its proof: the first 16 bytes of HMAC-SHA256(rdma secret,
+//! "ask" | challenge). The proof of the answer is over "answer" | challenge | the client's proof. The secret is derived from the cluster key. A
+//! challenge is a time and a MAC of the time and of the client's address, under a secret of this life of the server, so the server need not remember
+//! it. It is good once, and for [`CHALLENGE_LIFE`].
 
 use crate::cluster_key::{ClusterKey, ClusterKeys, is_same_mac};
 use parking_lot::Mutex;
@@ -33,6 +34,9 @@ const ASK_LEN: usize = HEAD_LEN + 3 * PART_LEN;
 const REASON_MAX: usize = 148 - HEAD_LEN;
 const KIND_CHALLENGE: u16 = 1;
 const KIND_REASON: u16 = 2;
+
+/// What a client is told that has no key where one is wanted.
+pub(super) const NO_KEY: &str = "it wants a key; give the server's (--key, or for a mount -o key=FILE)";
 
 /// How long a challenge may be answered.
 const CHALLENGE_LIFE: Duration = Duration::from_secs(10);
@@ -99,8 +103,10 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    /// Without a proof: for a client without a key, or one that has not been challenged yet.
+    /// Without a proof: of a client with a key that has not been challenged yet.
     pub(super) const FIRST: Self = Self { challenge: [0; 16], proof: [0; 16], fingerprint: [0; 16] };
+    /// Of a client that has no key.
+    pub(super) const KEYLESS: Self = Self { fingerprint: [0xff; 16], ..Self::FIRST };
 
     pub(super) fn encode(&self) -> [u8; ASK_LEN] {
         let mut bytes = [0; ASK_LEN];
@@ -230,6 +236,8 @@ pub(super) enum Verdict {
     Challenged(Part),
     /// The client has no key of this server.
     Unknown,
+    /// The client has no key at all, as it says.
+    Keyless,
 }
 
 impl Doorkeeper {
@@ -258,6 +266,9 @@ impl Doorkeeper {
 
     /// Checks a request that came at `now`.
     pub(super) fn look(&self, ask: &Ask, address: IpAddr, now: Instant) -> Verdict {
+        if *ask == Ask::KEYLESS {
+            return Verdict::Keyless;
+        }
         let now_ms = now.saturating_duration_since(self.begun).as_millis() as u64;
         // A challenge is never all zeros, since those stand for none.
         let fresh = || Verdict::Challenged(self.challenge_at(now_ms, address));
@@ -343,6 +354,8 @@ mod tests {
         assert_eq!(server.look(&Prover::new(&key(2)).ask(challenge), HERE, now), Verdict::Unknown);
         let forged = Ask { proof: [5; 16], ..client.ask(challenge) };
         assert_eq!(server.look(&forged, HERE, now), Verdict::Unknown);
+        assert_eq!(server.look(&Ask::KEYLESS, HERE, now), Verdict::Keyless);
+        assert!(Refusal::Reason(NO_KEY.to_owned()).encode().ends_with(NO_KEY.as_bytes()), "it is not cut");
     }
 
     #[test]

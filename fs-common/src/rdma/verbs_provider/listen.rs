@@ -3,7 +3,7 @@
 use super::asks::Asks;
 use super::cm::Events;
 use super::domain::VerbsPd;
-use super::hello::{Answer, Ask, Doorkeeper, Refusal, Verdict};
+use super::hello::{Answer, Ask, Doorkeeper, NO_KEY, Refusal, Verdict};
 use super::sys::{Event, Happened, Id, RETRIES, ReadDepth};
 use crate::rdma::PeerKey;
 use crate::rdma::peer::PeerIdentity;
@@ -47,8 +47,9 @@ impl Shared {
         };
         let refuse = |reason: &str| {
             self.pd.device().note_refused();
-            let (endpoint, peer) = (&self.endpoint, id.peer_address());
-            tracing::warn!(%endpoint, ?peer, "refused a client; it was told: {reason}");
+            let endpoint = &self.endpoint;
+            let peer = id.peer_address().map_or_else(|| "unknown".to_owned(), |address| address.to_string());
+            tracing::warn!(%endpoint, peer, "refused a client; it was told: {reason}");
             id.reject(&Refusal::Reason(reason.to_owned()).encode());
         };
         let Some(address) = id.peer_address() else {
@@ -66,6 +67,7 @@ impl Shared {
             Some(doorkeeper) => match doorkeeper.look(&ask, address.ip(), Instant::now()) {
                 Verdict::Known(name, answer) => (PeerIdentity::Key { name, address }, answer),
                 Verdict::Challenged(challenge) => return id.reject(&Refusal::Challenge(challenge).encode()),
+                Verdict::Keyless => return refuse(NO_KEY),
                 Verdict::Unknown => {
                     return refuse("your key is none of this server's; give one that it has (--key)");
                 }

@@ -119,6 +119,7 @@ fn address_of(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
 /// The address of this machine at which an endpoint listens: any address (`0.0.0.0`) stands for the address of the RNIC that is named beside it.
 fn address_to_listen(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
     let address = address_of(endpoint)?;
+    needs_interface(endpoint, address)?;
     match parts_of(endpoint)?.2 {
         _ if !address.ip().is_unspecified() => Ok(address),
         Some(via) => named_address(endpoint, via, address),
@@ -132,6 +133,20 @@ fn address_to_listen(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
 fn named_address(endpoint: &Endpoint, via: &Via, to: SocketAddr) -> Result<SocketAddr, RdmaError> {
     let port = if to.ip().is_unspecified() { to.port() } else { 0 };
     port::address_of(via, to, port).map_err(|reason| RdmaError::Unsupported(format!("{endpoint}: {reason}")))
+}
+
+/// Refuses an address that is good on any interface, and names none.
+fn needs_interface(endpoint: &Endpoint, address: SocketAddr) -> Result<(), RdmaError> {
+    match address {
+        SocketAddr::V6(address) if address.ip().is_unicast_link_local() && address.scope_id() == 0 => {
+            Err(RdmaError::Unsupported(format!(
+                "{endpoint}: {ip} is link-local, and each interface may have it; write the interface behind it, as in rdma://[{ip}%eth0]:{}",
+                address.port(),
+                ip = address.ip()
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn another_device(endpoint: &Endpoint) -> RdmaError {
@@ -255,8 +270,8 @@ impl Shared {
     /// The end of a message: what may help if the kernel's connection manager hangs.
     fn remedy(&self) -> String {
         format!(
-            "; if that stays so although the other side is there, the connection manager of {} hangs: take the RDMA device away and add it again \
-             (`rdma link`), or load its driver again",
+            "; if that stays so although the other side is there, the connection manager of {} hangs: stop the server and unmount what uses the \
+             device, then take it away and add it again (`rdma link`), or load its driver again",
             self.name
         )
     }
@@ -381,4 +396,17 @@ impl Device for VerbsDevice {
 
     /// No RNIC translates files.
     fn set_file_target(&self, _target: Arc<dyn FileTarget>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_any_interface_needs_the_interface() {
+        let listen = |text: &str| address_to_listen(&text.parse().expect("an endpoint"));
+        let unnamed = listen("rdma://[fe80::1]:80").expect_err("which one?").to_string();
+        assert!(unnamed.contains("as in rdma://[fe80::1%eth0]:80"), "{unnamed}");
+        assert!(listen("rdma://[fe80::1%lo]:80").is_ok() && listen("rdma://[fd00::1]:80").is_ok());
+    }
 }

@@ -286,6 +286,9 @@ unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
 
+/// A refusal's reason "consumer reject" (IBTA volume 1, 12.6.7.2).
+const REFUSED_BY_PROGRAM: i32 = 28;
+
 /// What happened to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Happened {
@@ -314,6 +317,8 @@ pub(super) struct Event {
     pub(super) reads: ReadDepth,
     /// Retransmissions that who asks wants our RNIC to make.
     pub(super) retries: u8,
+    /// Whether a program at the peer's has refused, and not its kernel because none listens. An RNIC of iWARP does not tell.
+    pub(super) by_program: bool,
 }
 
 impl Channel {
@@ -376,8 +381,9 @@ impl Channel {
             } else {
                 (event.id as usize, None)
             };
+            let by_program = what == Happened::Rejected && event.status == REFUSED_BY_PROGRAM;
             ffi::rdma_ack_cm_event(raw);
-            Some(Event { id, what, asker, private, reads, retries })
+            Some(Event { id, what, asker, private, reads, retries, by_program })
         }
     }
 }
