@@ -89,15 +89,20 @@ fn figure(session: &Session, name: &str) -> u64 {
     session.figures().into_iter().find(|(found, _)| *found == name).expect("a figure").1
 }
 
-/// The ends of everything that is under way, by token.
-fn all_of(queue: &mut Queue) -> BTreeMap<u64, Result<Done, NativeError>> {
+/// The ends of everything that is under way, in the order in which they came.
+fn in_order(queue: &mut Queue) -> Vec<Completion> {
     let since = Instant::now();
     let mut ends = Vec::new();
     while queue.outstanding() > 0 {
         assert!(since.elapsed() < LONG, "nothing comes of {} requests", queue.outstanding());
         queue.wait(&mut ends, 16, LONG);
     }
-    ends.into_iter().map(|Completion { token, result }| (token, result)).collect()
+    ends
+}
+
+/// The same by token.
+fn all_of(queue: &mut Queue) -> BTreeMap<u64, Result<Done, NativeError>> {
+    in_order(queue).into_iter().map(|Completion { token, result }| (token, result)).collect()
 }
 
 /// Reads the first page until a read is one-sided. On a busy machine a connection may take several attempts, and reads go as requests meanwhile.
@@ -289,6 +294,35 @@ fn a_queue_does_what_was_posted() {
         drop((queue, file, session));
         server.stop();
     }
+}
+
+/// A thread for each request, so that nothing but the queue keeps the sync, which has little to do, behind the writes.
+#[test]
+fn a_sync_waits_for_the_writes_that_were_posted_before_it() {
+    const WRITES: usize = 12;
+    const LEN: usize = 512 << 10;
+    let server = Server::new("unix", 2048);
+    let url = server.running.endpoints()[0].to_string();
+    let options = ConnectOptions { threads: 2 * WRITES, ..ConnectOptions::default() };
+    let session = Session::connect(&url, options).expect("a session");
+    let file = session.open("file", OpenOptions::CREATE).expect("made");
+    let other = session.open("other", OpenOptions::CREATE).expect("made");
+    let mut queue = Queue::new(&session, WRITES + 2).expect("a queue");
+    let buffer = Buffer::new(&session, LEN).expect("memory");
+    for _ in 0..5 {
+        for write in 0..WRITES {
+            queue.post_write(write as u64, &file, (write * LEN) as u64, (&buffer, 0, LEN)).expect("posted");
+        }
+        queue.post_sync(100, &file).expect("posted");
+        // It has nothing to wait for, and nobody waits for it.
+        queue.post_sync(200, &other).expect("posted");
+        let order: Vec<u64> = in_order(&mut queue).into_iter().map(|end| end.token).collect();
+        let place = |token| order.iter().position(|found| *found == token).expect("it has ended");
+        assert!((0..WRITES as u64).all(|write| place(write) < place(100)), "{order:?}");
+        place(200);
+    }
+    drop((queue, file, other, session));
+    server.stop();
 }
 
 #[test]
