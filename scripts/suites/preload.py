@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What a program may do with descriptors, while `cuttlefs preload` reads past FUSE beside it.
 
-usage: preload.py MOUNT LOCAL [reread BEGUN]      MOUNT/file has the bytes of LOCAL
+usage: preload.py MOUNT LOCAL [reread BEGUN | shortened OTHER]      MOUNT/file has the bytes of LOCAL
 
 Every step compares with the bytes that must be there. With `reread` the program reads for some seconds, and makes the file BEGUN when it has begun.
+With `shortened` another mount, OTHER, makes files shorter than the kernel knows them here.
 """
 
 import mmap
@@ -226,8 +227,26 @@ def reread(begun):
     os.close(fd)
 
 
+def shortened(other):
+    """The kernel may know a length of before for a second. What does not come is no part of the offset."""
+    half = len(BYTES) // 2
+    for round in range(5):
+        name = f"shortened{round}"
+        with open(os.path.join(MOUNT, name), "wb") as file:
+            file.write(BYTES)
+        fd = os.open(os.path.join(MOUNT, name), os.O_RDONLY)
+        warm(fd)
+        os.lseek(fd, half - 100, os.SEEK_SET)
+        os.truncate(os.path.join(other, name), half)
+        same(os.read(fd, 1000), BYTES[half - 100 : half], "up to the new end")
+        assert os.lseek(fd, 0, os.SEEK_CUR) == half, "the offset behind a short read"
+        same(os.read(fd, 1000), b"", "at the new end")
+        assert os.lseek(fd, 0, os.SEEK_CUR) == half, "the offset behind the end"
+        os.close(fd)
+
+
 if len(sys.argv) > 3:
-    reread(sys.argv[4])
+    {"reread": reread, "shortened": shortened}[sys.argv[3]](sys.argv[4])
 else:
     for part in (offsets, numbers_that_change_their_file, forks_and_threads, own_writes, removed):
         part()

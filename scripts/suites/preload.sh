@@ -56,6 +56,10 @@ check "dd in a mount of a directory" dd_inner
 check "its bytes" cmp "$WORK/local" "$WORK/copy"
 check "its reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 2000
 umount_fs "$WORK/sub"
+
+mount_fs "$WORK/other"
+check "files that another mount shortens" under python3 "$HERE/preload.py" "$MNT" "$WORK/local" shortened "$WORK/other"
+umount_fs "$WORK/other"
 check "a directory that is no mount is refused" bash -c "! '$CUTTLEFS_BIN/cuttlefs' preload --mount '$WORK' true 2>'$WORK/refused' && grep -q 'in no mount of cuttlefs' '$WORK/refused'"
 
 # The exit code is the program's, and standard input, output and error are its own.

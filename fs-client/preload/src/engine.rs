@@ -16,9 +16,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::time::{Duration, Instant};
 
 /// How long a read or an open waits for the server before it is left to the kernel.
-const DEADLINE: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(5);
 /// How long an open waits for the engine, which may be about to connect.
-const OPEN_WAIT: Duration = Duration::from_secs(4);
+const OPEN_WAIT: Duration = Duration::from_secs(10);
 /// How long the end of a program waits for the good-bye to its servers. Without one they keep the session for its lease.
 const END_WAIT: Duration = Duration::from_millis(500);
 /// How often idle files are looked for.

@@ -4,16 +4,19 @@
 //! stays, and tells when the program has ended what was read past FUSE, and what was left to the kernel, by the program and those that it started.
 
 use super::programs;
-use super::run_state::RunState;
+use super::run_state::{self, RunState};
 use crate::fuse::{MountEntry, MountTable, resolve_mountpoint};
 use crate::preload::{Count, Counts, PLAN_VARIABLE, Plan, PlannedMount};
 use anyhow::{Context, bail};
 use clap::Args;
+use signal_hook::consts::{SIGINT, SIGQUIT};
+use signal_hook::flag;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
+use std::sync::Arc;
 
 /// The loader's variable (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";
@@ -27,7 +30,7 @@ const SIGNALLED: i32 = 128;
   cuttlefs preload --mount /mnt python3 read.py
 
 The kernel opens, writes, maps and locks files as ever. read(2), pread(2) and their kin get their
-bytes from the server's memory where that is certain to be the same; docs/native.md says where it is.
+bytes from the server where that is certain to be the same; docs/native.md says where it is.
 Programs that are linked statically, and reads of stdio (fread), stay with the kernel.")]
 pub(super) struct PreloadArgs {
     /// A mount whose files are read past FUSE; may be given several times [default: all mounts of yours]
@@ -52,10 +55,16 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
         command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
         return Err(not_started(command.exec(), name));
     }
-    let directory = std::env::temp_dir();
-    let path = directory.join(format!("cuttlefs-preload-{}", std::process::id()));
-    let counts = Counts::make(&path)
-        .with_context(|| format!("cannot make {} for the report; set TMPDIR", path.display()))?;
+    // In the runtime directory, where nobody else can put a file of that name.
+    let path = run_state::file(Path::new(&format!("preload {}", std::process::id())), "counts")?;
+    // Of a process that had this id before, and was killed.
+    let _ = std::fs::remove_file(&path);
+    let counts =
+        Counts::make(&path).with_context(|| format!("cannot make {} for the report", path.display()))?;
+    // The terminal's signals are the program's: this process has to stay for the report.
+    for signal in [SIGINT, SIGQUIT] {
+        flag::register(signal, Arc::default()).context("cannot catch signals")?;
+    }
     plan.counts = Some(path.clone());
     command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
     let status = command.status();

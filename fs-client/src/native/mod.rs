@@ -1,11 +1,11 @@
 //! Files on a server for programs: no mount, no kernel, one library call for each operation. `docs/native.md` says what a program gets.
 //!
-//! A [`Session`] is what a mount has: lanes to the server, open files, copies of unsynced changes. Names are walked by `walk`. A [`File`] reads and
-//! writes at offsets; a [`Queue`] has many such requests under way at once, into [`Buffer`]s that are registered once. [`Calls`] are the threads for
+//! A `Session` is what a mount has: lanes to the server, open files, copies of unsynced changes. Names are walked by `walk`. A `File` reads and
+//! writes at offsets; a `Queue` has many such requests under way at once, into `Buffer`s that are registered once. `Calls` are the threads for
 //! requests that wait for the server: those of queues, and those whose caller has named a deadline.
 //!
 //! # Failure
-//! While the server is away, requests wait; with a deadline, that long. Then the error is [`NativeError::Deadline`], and the request may still be done.
+//! While the server is away, requests wait; with a deadline, that long. Then the error is `NativeError::Deadline`, and the request may still be done.
 
 mod buffer;
 mod calls;
