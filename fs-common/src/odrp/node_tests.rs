@@ -1,13 +1,15 @@
 //! A node and its clients over the software RNIC.
 
 use super::*;
+use crate::cluster_key::{ClusterKey, ClusterKeys};
 use crate::ids::PAGE_SIZE;
 use crate::memory::SharedMemory;
-use crate::rdma::soft::{SoftDevice, SoftOptions};
+use crate::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use crate::rdma::{
     Access, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, QpConfig, QueuePair, RecvWr,
     Remote, SendOp, SendWr, WcStatus, WrId,
 };
+use crate::world::SeededRandom;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn device() -> Arc<dyn Device> {
     SoftDevice::new(SoftOptions::default())
+}
+
+/// A device whose connections over `tcp` are encrypted.
+fn keyed() -> Arc<dyn Device> {
+    let key = ClusterKey::generate("pages", &SeededRandom::new(1)).expect("a key");
+    let tcp = TcpSecurity::Keys(ClusterKeys::new(vec![key]).expect("keys"));
+    SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() })
 }
 
 fn tcp() -> Endpoint {
@@ -52,11 +61,13 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn pages_come_back_and_the_nodes_threads_do_nothing() {
     let directory = tempfile::tempdir().expect("directory");
-    for endpoint in [tcp(), Endpoint::Unix(directory.path().join("node.sock"))] {
+    let unix = Endpoint::Unix(directory.path().join("node.sock"));
+    for (device, endpoint) in [(device(), tcp()), (device(), unix), (keyed(), tcp())] {
         let node =
-            MemoryNode::start(&device(), &endpoint, NodeOptions { lease: PATIENCE, ..NodeOptions::new(256) })
+            MemoryNode::start(&device, &endpoint, NodeOptions { lease: PATIENCE, ..NodeOptions::new(256) })
                 .expect("a node");
-        let mut client = join(&node, 1000);
+        let mut client =
+            RemotePages::join(&device, &node.endpoint(), JoinOptions { pages: 1000 }).expect("a client");
         let before = node.figures();
         for page in 0..200 {
             client.store(page * 5, &bytes(page, 0)).expect("an unmapped store");

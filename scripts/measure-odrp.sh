@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Makes docs/odrp/: figures of the ODRP paper's evaluation (7 to 12), measured here, as tables and plots. Figures that are named are made anew, others stay.
+# Takes some five minutes with five rounds. The machine should do nothing else.
+# usage: measure-odrp.sh [--seconds N] [--rounds N] [--quick] [FIGURE...]     7 to 12, unix (Figure 10 over a Unix socket)
+source "$(dirname "$0")/env.sh"
+source "$(dirname "$0")/figures.sh"
+cd "$ROOT" || exit 1
+set -uo pipefail
+
+seconds=0.5
+rounds=5
+quick=()
+figures=()
+while (($#)); do
+    case $1 in
+        --seconds | --rounds)
+            declare "${1#--}=$2"
+            shift
+            ;;
+        --quick) quick=(--quick) ;;
+        7 | 8 | 9 | 1[0-2] | unix) figures+=("$1") ;;
+        *) die "unknown argument $1; see the head of $0" ;;
+    esac
+    shift
+done
+((${#figures[@]})) || figures=(7 8 9 10 11 12 unix)
+
+build_for_figures
+out=docs/odrp
+work=$(mktemp -d /var/tmp/cft-odrp.XXXX) || exit 1
+trap 'rm -rf --one-file-system "$work"' EXIT
+trap 'exit 130' INT TERM
+
+common=(--seconds "$seconds" --rounds "$rounds" "${quick[@]}")
+for figure in "${figures[@]}"; do
+    case $figure in
+        unix) run figure-10-unix "Figure 10 over a Unix socket" bench odrp "${common[@]}" --figure 10 --link unix ;;
+        *) run - "Figure $figure" bench odrp "${common[@]}" --figure "$figure" ;;
+    esac
+done
+say "written: $out"
