@@ -64,6 +64,12 @@ rpc_kinds! {
     "reclaim_locks" => Request::ReclaimLocks { .. },
     "restore" => Request::Restore { .. },
     "create_nameless" => Request::CreateNameless { .. },
+    "bind" => Request::Bind { .. },
+    "bind_again" => Request::BindAgain { .. },
+    "unbind" => Request::Unbind { .. },
+    "open_region" => Request::OpenRegion { .. },
+    "grant_write" => Request::GrantWrite { .. },
+    "return_grant" => Request::ReturnGrant { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

@@ -11,7 +11,7 @@ use crate::meta::ClientChange;
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
 use crate::pages::{ScrubFigures, Source};
 use crate::pool::{Disk, PageSums};
-use crate::rights::{Exports, Identity, Judge, Tickets};
+use crate::rights::{Exports, Identity, Judge, RegionMacs, Tickets};
 use crate::rnics::{RnicIndex, Rnics};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
@@ -65,6 +65,8 @@ pub struct Admission {
     pub exports: Exports,
     /// The proofs with which clients show that they had files open.
     pub tickets: Tickets,
+    /// The proofs in region keys.
+    pub region_macs: RegionMacs,
     /// Clients' connections.
     pub connections: Connections,
     /// Each peer's use of bounded resources.
@@ -286,9 +288,7 @@ impl Server {
     pub async fn close(&self, owner: RegionOwner, filekeys: &[FileKey]) {
         for filekey in filekeys {
             // A key that is not known was closed before: closing is idempotent.
-            if let Ok(closed) = self.files.close(owner, *filekey) {
-                self.closed(closed).await;
-            }
+            self.closed_all(self.files.close(owner, *filekey).unwrap_or_default()).await;
         }
     }
 
@@ -302,7 +302,12 @@ impl Server {
 
     /// Closes every filekey of a session that has ended.
     pub async fn revoke(&self, session: &Session) {
-        for closed in self.files.revoke(session.number()) {
+        self.closed_all(self.files.revoke(session.number())).await;
+    }
+
+    /// Does what the closing of files asks for: frees each unlinked file that nobody has open any more.
+    pub async fn closed_all(&self, closed: Vec<ClosedRegion>) {
+        for closed in closed {
             self.closed(closed).await;
         }
     }

@@ -51,10 +51,12 @@ pub enum Resource {
     Filekeys,
     /// Advisory locks.
     Locks,
+    /// Ranges of files that are bound for others.
+    Regions,
 }
 
 /// Kinds of resources.
-const RESOURCES: usize = 4;
+const RESOURCES: usize = 5;
 
 /// The bounds of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +72,7 @@ pub struct Bound {
 impl Resource {
     /// Every resource, in the order of their counters.
     pub const ALL: [Resource; RESOURCES] =
-        [Resource::Connections, Resource::Sessions, Resource::Filekeys, Resource::Locks];
+        [Resource::Connections, Resource::Sessions, Resource::Filekeys, Resource::Locks, Resource::Regions];
 
     /// The resource's name in `status`.
     pub const fn name(self) -> &'static str {
@@ -79,6 +81,7 @@ impl Resource {
             Resource::Sessions => "sessions",
             Resource::Filekeys => "filekeys",
             Resource::Locks => "locks",
+            Resource::Regions => "bound_regions",
         }
     }
 
@@ -91,6 +94,8 @@ impl Resource {
             // A filekey takes some 150 bytes. By default Linux gives a process at most 1,048,576 open files.
             Resource::Filekeys => Bound { all: 1 << 21, share: 1 << 19, reserve: 1 << 16 },
             Resource::Locks => Bound { all: LOCKS_MAX, share: 65_536, reserve: 4096 },
+            // A binding takes some 500 bytes.
+            Resource::Regions => Bound { all: 65_536, share: 16_384, reserve: 4096 },
         }
     }
 }

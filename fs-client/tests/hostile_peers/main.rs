@@ -47,7 +47,7 @@ struct Site {
 /// What the server holds for its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Left {
-    used: [usize; 4],
+    used: [usize; Resource::ALL.len()],
     connections: usize,
     turns: (usize, usize),
     buffers: (usize, usize),

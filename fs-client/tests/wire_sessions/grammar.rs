@@ -2,12 +2,13 @@
 
 use crate::dice::Dice;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, Rkey, SlotIndex};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    Allocate, NewNode, OpenBy, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply,
-    Request, Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
+    Allocate, NewNode, OpenBy, OpenTicket, Payload, Reclaim, ReclaimLock, RegionKey, RemoteBuffer,
+    RenameMode, Reply, Request, Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered,
+    XattrMode,
 };
 use std::collections::HashMap;
 
@@ -32,7 +33,7 @@ kinds! {
     Attach, Heartbeat, Detach, Reclaim, Lookup, GetAttr, SetAttr, Make, Create, Link, Unlink, Rmdir, Rename, ReadLink, ReadDir,
     Open, Close, Layout, Fetch, Write, Sync, Allocate, Seek, CopyRange, GetXattr, ListXattr, SetXattr, RemoveXattr, StatFs,
     Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, Restore,
-    CreateNameless,
+    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant,
 }
 
 impl Kind {
@@ -45,14 +46,23 @@ impl Kind {
                 matches!(reply, R::Done)
             }
             K::Close | K::Sync | K::SetXattr | K::RemoveXattr | K::Unlock => matches!(reply, R::Done),
+            K::Unbind | K::ReturnGrant => matches!(reply, R::Done),
+            K::Bind | K::BindAgain => matches!(reply, R::Bound(_)),
             K::CancelLock => matches!(reply, R::Done | R::Settled(_)),
             K::Attach => matches!(reply, R::Attached(_)),
             K::Reclaim => matches!(reply, R::Reclaimed(_)),
-            K::Lookup | K::GetAttr | K::SetAttr | K::Make | K::Link | K::Rename | K::Allocate => {
+            K::Lookup
+            | K::GetAttr
+            | K::SetAttr
+            | K::Make
+            | K::Link
+            | K::Rename
+            | K::Allocate
+            | K::GrantWrite => {
                 matches!(reply, R::Attr(_))
             }
             K::SetLock => matches!(reply, R::Attr(_) | R::Queued),
-            K::Open | K::Create | K::CreateNameless => matches!(reply, R::Opened(_)),
+            K::Open | K::Create | K::CreateNameless | K::OpenRegion => matches!(reply, R::Opened(_)),
             K::ReadLink | K::GetXattr | K::ListXattr => matches!(reply, R::Bytes(_)),
             K::ReadDir => matches!(reply, R::Entries { .. }),
             K::Layout => matches!(reply, R::Layout(_)),
@@ -84,6 +94,7 @@ pub struct Known {
     pub inos: Vec<InodeNo>,
     pub filekeys: Vec<FileKey>,
     pub tickets: Vec<OpenTicket>,
+    pub regions: Vec<RegionKey>,
     /// Inodes of files that are worth a try.
     pub notable: Notable,
     own: HashMap<[u8; 16], Own>,
@@ -118,6 +129,7 @@ impl Known {
                 note(dice, &mut self.inos, attached.root);
             }
             Reply::Attr(attr) => note(dice, &mut self.inos, attr.ino),
+            Reply::Bound(key) => note(dice, &mut self.regions, *key),
             Reply::Opened(opened) => {
                 note(dice, &mut own.filekeys, opened.filekey);
                 self.learn_opened(dice, opened);
@@ -345,6 +357,20 @@ impl Grammar<'_> {
                 };
                 Request::Restore { filekey: self.filekey(), change: dice.edge(), what }
             }
+            Kind::Bind => {
+                let (filekey, rights) = (self.filekey(), self.rights());
+                let lifetime_ms = if dice.chance(50) { 0 } else { dice.edge() };
+                Request::Bind { filekey, offset: dice.offset(), len: dice.len(), rights, lifetime_ms }
+            }
+            Kind::BindAgain => Request::BindAgain { filekey: self.filekey(), key: self.region() },
+            Kind::Unbind => Request::Unbind { number: self.region().number },
+            Kind::OpenRegion => Request::OpenRegion { key: self.region() },
+            Kind::GrantWrite => {
+                Request::GrantWrite { filekey: self.filekey(), offset: dice.offset(), len: dice.len() }
+            }
+            Kind::ReturnGrant => {
+                Request::ReturnGrant { filekey: self.filekey(), offset: dice.offset(), len: dice.len() }
+            }
         };
         let mut body = vec![0; 64 << 10];
         let len = request.encode(&mut body).expect("what is drawn fits a message");
@@ -401,6 +427,32 @@ impl Grammar<'_> {
         let known = &self.known.tickets;
         let ticket = (!known.is_empty() && self.dice.chance(70)).then(|| self.dice.pick(known));
         Reclaim { ino: self.ino(), rights: self.rights(), ticket }
+    }
+
+    /// A key that the server gave somebody, as it is or with one field changed; or one that it never gave.
+    fn region(&self) -> RegionKey {
+        let dice = self.dice;
+        let known = &self.known.regions;
+        let key = if known.is_empty() {
+            RegionKey {
+                pool: [7; 16],
+                client: ClientId(dice.number().into()),
+                number: dice.edge(),
+                offset: 0,
+                len: 1 + dice.number() % 10_000,
+                rights: Rights { read: true, write: dice.chance(50) },
+                expiry_ms: None,
+                mac: [7; 16],
+            }
+        } else {
+            dice.pick(known)
+        };
+        if dice.chance(70) {
+            return key;
+        }
+        let mut bytes = key.to_bytes();
+        bytes[8 + dice.below(80)] ^= 1 << dice.below(8);
+        RegionKey::parse(&bytes).unwrap_or(key)
     }
 
     fn rights(&self) -> Rights {

@@ -21,7 +21,7 @@ const LOG_MAX: usize = 128;
 /// How many one-sided requests of the server a peer keeps to answer later.
 const PENDING_MAX: usize = 64;
 /// Requests about open files.
-const OF_FILES: [Kind; 10] = [
+const OF_FILES: [Kind; 14] = [
     Kind::Open,
     Kind::Write,
     Kind::Write,
@@ -32,6 +32,10 @@ const OF_FILES: [Kind; 10] = [
     Kind::CopyRange,
     Kind::SetLock,
     Kind::Restore,
+    Kind::Bind,
+    Kind::OpenRegion,
+    Kind::GrantWrite,
+    Kind::GrantWrite,
 ];
 const SEND: PacketHeader = PacketHeader::new(PacketKind::Send, 0);
 
@@ -259,7 +263,10 @@ impl Crowd {
     }
 
     fn one_sided(&mut self, who: usize, dice: &Dice) {
-        use PacketKind::{CompareSwap, FetchAdd, Flush, ReadBitmap, ReadFile, ReadMemory, Write};
+        use PacketKind::{
+            Append, CompareSwap, CompareSwapFile, FetchAdd, FetchAddFile, Flush, ReadBitmap, ReadFile,
+            ReadMemory, Write, WriteFile,
+        };
         let kind = dice.pick(&[
             ReadFile,
             ReadFile,
@@ -270,9 +277,15 @@ impl Crowd {
             CompareSwap,
             FetchAdd,
             Flush,
+            WriteFile,
+            CompareSwapFile,
+            FetchAddFile,
+            Append,
         ]);
         let key = match kind {
-            ReadFile | ReadBitmap if !self.known.filekeys.is_empty() && dice.chance(90) => {
+            ReadFile | ReadBitmap | WriteFile | CompareSwapFile | FetchAddFile | Append
+                if !self.known.filekeys.is_empty() && dice.chance(90) =>
+            {
                 dice.pick(&self.known.filekeys).0
             }
             _ if dice.chance(80) => dice.number() % 64,
@@ -290,10 +303,18 @@ impl Crowd {
                 let bytes = dice.bytes(dice.below(5000));
                 stranger.wire.put(PacketHeader { imm, ack: dice.chance(50), ..bare }, &bytes);
             }
-            CompareSwap => {
+            WriteFile => {
+                let bytes = dice.bytes(dice.below(5000));
+                stranger.wire.put(PacketHeader { ack: dice.chance(50), ..bare }, &bytes);
+            }
+            Append => {
+                let bytes = dice.bytes(dice.below(5000));
+                stranger.wire.put(PacketHeader { offset: 0, ..bare }, &bytes);
+            }
+            CompareSwap | CompareSwapFile => {
                 stranger.wire.put(PacketHeader { first: dice.edge(), second: dice.edge(), ..bare }, b"");
             }
-            FetchAdd => stranger.wire.put(PacketHeader { first: dice.edge(), ..bare }, b""),
+            FetchAdd | FetchAddFile => stranger.wire.put(PacketHeader { first: dice.edge(), ..bare }, b""),
             _ => {
                 let first = dice.len().min(u64::from(u32::MAX));
                 stranger.wire.put(PacketHeader { first, second: 1 + dice.number() % 2, ..bare }, b"");

@@ -37,7 +37,7 @@ pub const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 /// What the server holds for its peers: counts that must be as before when the hostile peers have gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    pub used: [usize; 4],
+    pub used: [usize; Resource::ALL.len()],
     pub peers: usize,
     pub connections: usize,
     pub sessions: usize,

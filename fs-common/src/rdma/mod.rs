@@ -35,7 +35,7 @@ pub use shared_receives::SharedReceiveQueue;
 pub use url::{Endpoint, EndpointError, Via};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
-    DeviceFigures, FileRead, FileTarget, FileWrite, FlushReach, HELLO_WAIT, Incoming, LinkKind, Listener,
-    MemoryRegion, Placement, PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr,
-    RegionOwner, Remote, RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    DeviceFigures, FileAtomic, FileRead, FileTarget, FileValue, FileWrite, FlushReach, HELLO_WAIT, Incoming,
+    LinkKind, Listener, MemoryRegion, Placement, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
+    RdmaError, RecvWr, RegionOwner, Remote, RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };

@@ -54,6 +54,12 @@ impl Request<'_> {
             | Request::AwaitLocks { .. }
             | Request::CancelLock { .. }
             | Request::Restore { .. }
+            | Request::Bind { .. }
+            | Request::BindAgain { .. }
+            | Request::Unbind { .. }
+            | Request::OpenRegion { .. }
+            | Request::GrantWrite { .. }
+            | Request::ReturnGrant { .. }
             | Request::StatFs
             | Request::Status => {}
         }
@@ -89,6 +95,7 @@ impl Reply<'_> {
             | Reply::Tested(_)
             | Reply::LocksReclaimed(_)
             | Reply::Restored { .. }
+            | Reply::Bound(_)
             | Reply::Status(_) => {}
         }
     }

@@ -5,6 +5,7 @@
 use super::body::{self, BodyError};
 use super::limits::MAX_MESSAGE_BYTES;
 use super::parts::{OpenTicket, SettledLock, TestedLock};
+use super::region_key::RegionKey;
 use crate::attr::{Attr, FileKind};
 use crate::ids::{FileKey, FilePage, FileSlot, InodeNo};
 use crate::rdma::RemoteRange;
@@ -121,15 +122,15 @@ pub struct Space {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
     /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, SetXattr,
-    /// RemoveXattr.
+    /// RemoveXattr, Unbind, ReturnGrant.
     Done,
     /// Attach.
     Attached(Attached),
     /// Reclaim: for each file its new filekey, or `None` if it is gone.
     Reclaimed(Vec<Option<Opened>>),
-    /// Lookup, GetAttr, SetAttr, Make, Link, Allocate. SetLock: the lock is held; these are the attributes of its file.
+    /// Lookup, GetAttr, SetAttr, Make, Link, Allocate, GrantWrite. SetLock: the lock is held; these are the attributes of its file.
     Attr(Attr),
-    /// Open, Create.
+    /// Open, Create. OpenRegion, with a ticket that reclaims nothing: a region is opened again by its key.
     Opened(Opened),
     /// ReadLink, GetXattr, ListXattr (names, each ended by NUL).
     Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
@@ -189,6 +190,8 @@ pub enum Reply<'a> {
         /// A part of the change is lost for good: others have changed the file since that server died.
         lost: bool,
     },
+    /// Bind, BindAgain.
+    Bound(RegionKey),
 }
 
 impl<'a> Reply<'a> {

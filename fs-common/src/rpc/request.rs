@@ -8,6 +8,7 @@ use super::parts::{
     Allocate, NewNode, OpenBy, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Restored, Rights,
     SeekFor, Sink, SyncScope, Unanswered, XattrMode,
 };
+use super::region_key::RegionKey;
 use super::session_secret::SessionSecret;
 use crate::attr::SetAttr;
 use crate::ids::{FileKey, FilePage, InodeNo};
@@ -324,6 +325,56 @@ pub enum Request<'a> {
         mode: u16,
         /// How to open.
         rights: Rights,
+    },
+    /// Binds a range of an open file, so that others can be given a key of it (FileMR section 3).
+    Bind {
+        /// Open file.
+        filekey: FileKey,
+        /// File offset at which the range begins.
+        offset: u64,
+        /// Length of the range; it may reach behind the end of the file, to [`MAX_FILE_SIZE`](crate::ids::MAX_FILE_SIZE) at most.
+        len: u64,
+        /// The rights that the key gives: at most those of the open.
+        rights: Rights,
+        /// The binding ends after this time; 0: with the open at the latest.
+        lifetime_ms: u64,
+    },
+    /// Binds a range again that was bound when the server was killed, with its old key. Only the client that bound it can, and only until it says
+    /// `Recovered`.
+    BindAgain {
+        /// Open file: the same file, reclaimed.
+        filekey: FileKey,
+        /// The key.
+        key: RegionKey,
+    },
+    /// Ends a binding of this client, and all that was opened by its key.
+    Unbind {
+        /// The binding's number ([`RegionKey::number`]).
+        number: u64,
+    },
+    /// Opens the range of a key that another process was given.
+    OpenRegion {
+        /// The key.
+        key: RegionKey,
+    },
+    /// Asks for a write grant: one-sided WRITEs, atomics and APPENDs with this filekey from now on. WRITEs and atomics are for bytes of the range that
+    /// the file has. The part of the range behind the end of the file is space for APPENDs.
+    GrantWrite {
+        /// Open file.
+        filekey: FileKey,
+        /// File offset at which the range begins.
+        offset: u64,
+        /// Length of the range.
+        len: u64,
+    },
+    /// Returns all grants of this filekey that have bytes of the range.
+    ReturnGrant {
+        /// Open file.
+        filekey: FileKey,
+        /// File offset at which the range begins.
+        offset: u64,
+        /// Length of the range.
+        len: u64,
     },
 }
 

@@ -124,6 +124,167 @@ pub(super) fn files_are_written_where_the_target_takes_it(link: LinkKind) {
     assert_eq!(target.0.lock().expect("no panic").len(), 3);
 }
 
+/// A file of numbers that can be changed in place, and appended to. Operations on the last word of it, and appends of a single byte, fault first.
+#[derive(Default)]
+struct Numbers(Mutex<Vec<u8>>);
+
+impl Numbers {
+    const OWNER: RegionOwner = RegionOwner(42);
+    const KEY: FileKey = FileKey(7);
+
+    fn change(&self, offset: u64, operation: FileAtomic) -> Result<u64, WcStatus> {
+        let mut bytes = self.0.lock().expect("no panic");
+        let word = bytes.get_mut(offset as usize..offset as usize + 8).ok_or(WcStatus::RemoteAccess)?;
+        let old = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+        word.copy_from_slice(&operation.apply(old).to_le_bytes());
+        Ok(old)
+    }
+
+    fn append(&self, more: &[u8]) -> u64 {
+        let mut bytes = self.0.lock().expect("no panic");
+        bytes.extend_from_slice(more);
+        (bytes.len() - more.len()) as u64
+    }
+
+    fn check(owner: RegionOwner, filekey: FileKey) -> Result<(), WcStatus> {
+        if (owner, filekey) == (Self::OWNER, Self::KEY) { Ok(()) } else { Err(WcStatus::RemoteAccess) }
+    }
+}
+
+impl FileTarget for Numbers {
+    fn read_file(&self, _: RegionOwner, _: FileKey, _: u64, _: &mut [u8]) -> Result<FileRead, WcStatus> {
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    fn atomic_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        operation: FileAtomic,
+    ) -> Result<FileValue, WcStatus> {
+        Self::check(owner, filekey)?;
+        if offset + 8 == self.0.lock().expect("no panic").len() as u64 {
+            return Ok(FileValue::Faults);
+        }
+        self.change(offset, operation).map(FileValue::Done)
+    }
+
+    fn atomic_file_faulting(
+        &self,
+        _: RegionOwner,
+        _: FileKey,
+        offset: u64,
+        operation: FileAtomic,
+    ) -> Result<u64, WcStatus> {
+        self.change(offset, operation)
+    }
+
+    fn append_file(&self, owner: RegionOwner, filekey: FileKey, bytes: &[u8]) -> Result<FileValue, WcStatus> {
+        Self::check(owner, filekey)?;
+        if bytes.len() == 1 { Ok(FileValue::Faults) } else { Ok(FileValue::Done(self.append(bytes))) }
+    }
+
+    fn append_file_faulting(&self, _: RegionOwner, _: FileKey, bytes: &[u8]) -> Result<u64, WcStatus> {
+        if bytes == b"!" { Err(WcStatus::RemoteOperation) } else { Ok(self.append(bytes)) }
+    }
+
+    fn read_bitmap(&self, _: RegionOwner, _: FileKey, _: u64, _: &mut [u8]) -> Result<(), WcStatus> {
+        Err(WcStatus::RemoteInvalid)
+    }
+}
+
+/// Makes a request, and its local range.
+type Make<'m> = &'m dyn Fn(&dyn MemoryRegion) -> (SendOp, Sge);
+
+pub(super) fn files_are_changed_by_atomics_and_appends(link: LinkKind) {
+    let target = Arc::new(Numbers::default());
+    target.append(&[0; 24]);
+    let new_pair = || {
+        let pair = Pair::new(link);
+        pair.server.device.set_file_target(target.clone());
+        pair.s().set_region_owner(Numbers::OWNER);
+        pair
+    };
+    let post = |pair: &Pair, op, local| {
+        pair.c().post_send(&[send(1, op, local)]).expect("post");
+        pair.client.next()
+    };
+    let file = |offset| Remote::File { filekey: Numbers::KEY, offset };
+    let add = |offset| SendOp::FetchAdd { remote: file(offset), add: 5 };
+    let swap = |offset, expect| SendOp::CompareSwap { remote: file(offset), expect, swap: 9 };
+    let append = |pair: &Pair, at: u64, bytes: &[u8]| {
+        let placed = pair.client.mr.sge(at, 8);
+        let op = SendOp::Append { filekey: Numbers::KEY, placed };
+        post(pair, op, pair.client.put(0, bytes))
+    };
+    let pair = new_pair();
+    let word = || u64::from_le_bytes(pair.client.bytes(64, 8).try_into().expect("eight bytes"));
+    if link == LinkKind::Shm {
+        for op in [add(0), swap(0, 0)] {
+            let pair = new_pair();
+            assert_eq!(post(&pair, op, pair.client.mr.sge(64, 8)).status, WcStatus::RemoteInvalid);
+        }
+        assert_eq!(append(&new_pair(), 64, b"ab").status, WcStatus::RemoteInvalid);
+        return;
+    }
+    let old = pair.client.mr.sge(64, 8);
+    // The word at 16 is the last one, so these fault; the results are the same.
+    for offset in [0, 16] {
+        ok(post(&pair, add(offset), old), 1, CompletionKind::FetchAdd, 8);
+        assert_eq!(word(), 0);
+        ok(post(&pair, swap(offset, 4), old), 1, CompletionKind::CompareSwap, 8);
+        assert_eq!(word(), 5);
+        ok(post(&pair, swap(offset, 5), old), 1, CompletionKind::CompareSwap, 8);
+        assert_eq!(word(), 5);
+        ok(post(&pair, add(offset), old), 1, CompletionKind::FetchAdd, 8);
+        assert_eq!(word(), 9);
+    }
+    // The offset lands where it is asked for, which may be in the bytes themselves.
+    ok(append(&pair, 64, b"four"), 1, CompletionKind::Append, 4);
+    assert_eq!(word(), 24);
+    ok(append(&pair, 0, b"twelve bytes"), 1, CompletionKind::Append, 12);
+    assert_eq!(pair.client.bytes(0, 12), [&28u64.to_le_bytes()[..], b"ytes"].concat());
+    ok(append(&pair, 64, b"a"), 1, CompletionKind::Append, 1);
+    assert_eq!(word(), 40);
+    ok(append(&pair, 64, b""), 1, CompletionKind::Append, 0);
+    assert_eq!(word(), 41);
+    let whole = target.0.lock().expect("no panic").clone();
+    assert_eq!(whole[24..], *b"fourtwelve bytesa");
+    // One doorbell: an append that faults holds up the one behind it.
+    let appends = [b"b".as_slice(), b"cd"].map(|bytes| {
+        let at = 128 + 16 * bytes.len() as u64;
+        let placed = pair.client.mr.sge(at + 8, 8);
+        let op = SendOp::Append { filekey: Numbers::KEY, placed };
+        send(bytes.len() as u64, op, pair.client.put(at, bytes))
+    });
+    pair.c().post_send(&appends).expect("post");
+    ok(pair.client.next(), 1, CompletionKind::Append, 1);
+    ok(pair.client.next(), 2, CompletionKind::Append, 2);
+    assert_eq!(target.0.lock().expect("no panic")[41..], *b"bcd");
+    let whole = target.0.lock().expect("no panic").clone();
+    let refused = |make: Make<'_>, status| {
+        let pair = new_pair();
+        let (op, local) = make(&*pair.client.mr);
+        assert_eq!(post(&pair, op, local).status, status, "{op:?}");
+        assert_eq!(pair.c().state(), QpState::Error);
+    };
+    for op in [add(4), swap(4, 0), add(u64::MAX - 2)] {
+        refused(&|mr| (op, mr.sge(64, 8)), WcStatus::RemoteInvalid);
+    }
+    refused(&|mr| (add(48), mr.sge(64, 8)), WcStatus::RemoteAccess);
+    let foreign = Remote::File { filekey: FileKey(8), offset: 0 };
+    refused(&|mr| (SendOp::FetchAdd { remote: foreign, add: 1 }, mr.sge(64, 8)), WcStatus::RemoteAccess);
+    refused(&|mr| (add(0), mr.sge(64, 4)), WcStatus::LocalLength);
+    let to = |filekey, placed| SendOp::Append { filekey: FileKey(filekey), placed };
+    refused(&|mr| (to(8, mr.sge(64, 8)), mr.sge(0, 2)), WcStatus::RemoteAccess);
+    refused(&|mr| (to(7, mr.sge(64, 7)), mr.sge(0, 2)), WcStatus::LocalLength);
+    refused(&|mr| (to(7, Sge::EMPTY), mr.sge(0, 2)), WcStatus::LocalLength);
+    let failing = new_pair();
+    assert_eq!(append(&failing, 64, b"!").status, WcStatus::RemoteOperation);
+    assert_eq!(*target.0.lock().expect("no panic"), whole, "what is refused changes nothing");
+}
+
 pub(super) fn files_are_read_by_the_engine(link: LinkKind) {
     let read = |pair: &Pair, remote, len| {
         pair.c().post_send(&[send(1, SendOp::Read(remote), pair.client.mr.sge(0, len))]).expect("post");

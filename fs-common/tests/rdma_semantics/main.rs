@@ -4,10 +4,10 @@ use cuttlefs_common::ids::{FileKey, QpNumber, Rkey};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
-    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
-    FileTarget, FileWrite, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState,
-    QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, SharedReceiveQueue, WcStatus,
-    WindowId, WrId,
+    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileAtomic,
+    FileRead, FileTarget, FileValue, FileWrite, LinkKind, Listener, MemoryRegion, PostError,
+    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr,
+    Sge, SharedReceiveQueue, WcStatus, WindowId, WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,8 @@ use draining::{
     writes_to_memory_that_was_let_go_of_are_refused,
 };
 use files::{
-    files_are_read_by_the_engine, files_are_written_where_the_target_takes_it, windows_are_mapped_read_only,
+    files_are_changed_by_atomics_and_appends, files_are_read_by_the_engine,
+    files_are_written_where_the_target_takes_it, windows_are_mapped_read_only,
 };
 use flush::{
     a_connection_that_ends_forgets_its_flush, a_failed_device_fails_its_flush,
@@ -344,6 +345,7 @@ suite!(
     a_burst_larger_than_the_link_arrives,
     files_are_read_by_the_engine,
     files_are_written_where_the_target_takes_it,
+    files_are_changed_by_atomics_and_appends,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_failed_device_fails_its_flush,
     a_refusal_waits_for_the_flush_before_it,

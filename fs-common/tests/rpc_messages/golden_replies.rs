@@ -1,5 +1,6 @@
 //! Every reply beside its bytes. `golden_requests` describes the format.
 
+use crate::golden_requests::REGION;
 use crate::{joined, room};
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
@@ -14,7 +15,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 
 /// How many kinds of reply there are.
-const KINDS: usize = 19;
+const KINDS: usize = 20;
 
 /// The variant's number. There is no wildcard, so a new kind does not compile until it is listed here.
 fn kind(reply: &Reply<'_>) -> usize {
@@ -38,6 +39,7 @@ fn kind(reply: &Reply<'_>) -> usize {
         Reply::Tested(_) => 16,
         Reply::LocksReclaimed(_) => 17,
         Reply::Restored { .. } => 18,
+        Reply::Bound(_) => 19,
     }
 }
 
@@ -193,6 +195,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         (Reply::Tested(TestedLock::Unknown), vec![16, 2]),
         (Reply::LocksReclaimed(vec![true, false]), vec![17, 2, 1, 0]),
         (Reply::Restored { lost: true }, vec![18, 1]),
+        (Reply::Bound(REGION), joined(&[&[19], &[88], &REGION.to_bytes()])),
     ]
 }
 

@@ -6,16 +6,17 @@
 
 use crate::{joined, room};
 use cuttlefs_common::attr::{FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, Rkey, SlotIndex};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    Allocate, NewNode, OpenBy, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request,
-    Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
+    Allocate, NewNode, OpenBy, OpenTicket, Payload, REGION_KEY_LEN, Reclaim, ReclaimLock, RegionKey,
+    RemoteBuffer, RenameMode, Request, Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered,
+    XattrMode,
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 40;
+const KINDS: usize = 46;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -62,6 +63,12 @@ fn kind(request: &Request<'_>) -> usize {
         Request::ReclaimLocks { .. } => 37,
         Request::Restore { .. } => 38,
         Request::CreateNameless { .. } => 39,
+        Request::Bind { .. } => 40,
+        Request::BindAgain { .. } => 41,
+        Request::Unbind { .. } => 42,
+        Request::OpenRegion { .. } => 43,
+        Request::GrantWrite { .. } => 44,
+        Request::ReturnGrant { .. } => 45,
     }
 }
 
@@ -72,6 +79,7 @@ fn cases() -> Vec<(Request<'static>, Vec<u8>)> {
     cases.extend(attributes());
     cases.extend(locks());
     cases.extend(restores());
+    cases.extend(regions());
     cases
 }
 
@@ -324,6 +332,35 @@ fn restores() -> Vec<(Request<'static>, Vec<u8>)> {
             restore(Restored::Allocate { offset: 1, len: 2, how: Allocate::PunchHole }),
             vec![38, 6, 7, 2, 1, 2, 1],
         ),
+    ]
+}
+
+/// The fields of a key in its own golden bytes are tested beside it.
+pub(crate) const REGION: RegionKey = RegionKey {
+    pool: [0xaa; 16],
+    client: ClientId(1),
+    number: 2,
+    offset: 3,
+    len: 4,
+    rights: READ_ONLY,
+    expiry_ms: Some(5),
+    mac: [0xbb; 16],
+};
+
+fn regions() -> Vec<(Request<'static>, Vec<u8>)> {
+    let (filekey, key) = (FileKey(6), REGION);
+    let key_bytes = REGION.to_bytes();
+    let key_len: &[u8] = &[REGION_KEY_LEN as u8];
+    vec![
+        (
+            Request::Bind { filekey, offset: 300, len: 1, rights: READ_ONLY, lifetime_ms: 2 },
+            vec![40, 6, 0xac, 0x02, 1, 1, 0, 2],
+        ),
+        (Request::BindAgain { filekey, key }, joined(&[&[41], &[6], key_len, &key_bytes])),
+        (Request::Unbind { number: 300 }, vec![42, 0xac, 0x02]),
+        (Request::OpenRegion { key }, joined(&[&[43], key_len, &key_bytes])),
+        (Request::GrantWrite { filekey, offset: 300, len: 1 }, vec![44, 6, 0xac, 0x02, 1]),
+        (Request::ReturnGrant { filekey, offset: 300, len: 1 }, vec![45, 6, 0xac, 0x02, 1]),
     ]
 }
 

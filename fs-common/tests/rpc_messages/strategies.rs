@@ -3,14 +3,14 @@
 //! Messages borrow their names and data, so the drawn buffers are leaked: a few hundred short ones a test run.
 
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::{
     Allocate, Attached, BlockingLock, DirEntry, Layout, NewNode, OneSidedReads, OpenBy, OpenTicket, Opened,
-    Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Restored, Rights, Sampling,
-    SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
+    Payload, Reclaim, ReclaimLock, RegionKey, RemoteBuffer, RenameMode, Reply, Request, Restored, Rights,
+    Sampling, SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use proptest::collection::vec;
@@ -33,6 +33,23 @@ fn ino() -> impl Strategy<Value = InodeNo> {
 
 fn filekey() -> impl Strategy<Value = FileKey> {
     any::<u64>().prop_map(FileKey)
+}
+
+fn region_key() -> impl Strategy<Value = RegionKey> {
+    let names = (any::<[u8; 16]>(), any::<u128>(), any::<u64>(), any::<[u8; 16]>());
+    let range = (0..u64::MAX >> 2, 1..u64::MAX >> 2);
+    (names, range, 1u8..4, any::<u64>()).prop_map(
+        |((pool, client, number, mac), (offset, len), rights, expiry_ms)| RegionKey {
+            pool,
+            client: ClientId(client),
+            number,
+            offset,
+            len,
+            rights: Rights { read: rights & 1 != 0, write: rights & 2 != 0 },
+            expiry_ms: Some(expiry_ms).filter(|at| *at != 0),
+            mac,
+        },
+    )
 }
 
 fn lock_range() -> impl Strategy<Value = LockRange> {
@@ -343,6 +360,24 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         vec((ino(), lock()).prop_map(|(ino, lock)| ReclaimLock { ino, lock }), 0..20)
             .prop_map(|locks| Request::ReclaimLocks { locks })
             .boxed(),
+        (filekey(), any::<(u64, u64)>(), rights(), any::<u64>())
+            .prop_map(|(filekey, (offset, len), rights, lifetime_ms)| Request::Bind {
+                filekey,
+                offset,
+                len,
+                rights,
+                lifetime_ms,
+            })
+            .boxed(),
+        (filekey(), region_key()).prop_map(|(filekey, key)| Request::BindAgain { filekey, key }).boxed(),
+        any::<u64>().prop_map(|number| Request::Unbind { number }).boxed(),
+        region_key().prop_map(|key| Request::OpenRegion { key }).boxed(),
+        (filekey(), any::<(u64, u64)>())
+            .prop_map(|(filekey, (offset, len))| Request::GrantWrite { filekey, offset, len })
+            .boxed(),
+        (filekey(), any::<(u64, u64)>())
+            .prop_map(|(filekey, (offset, len))| Request::ReturnGrant { filekey, offset, len })
+            .boxed(),
     ])
 }
 
@@ -426,5 +461,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
         tested_lock().prop_map(Reply::Tested).boxed(),
         vec(any::<bool>(), 0..20).prop_map(Reply::LocksReclaimed).boxed(),
         any::<bool>().prop_map(|lost| Reply::Restored { lost }).boxed(),
+        region_key().prop_map(Reply::Bound).boxed(),
     ])
 }

@@ -117,6 +117,8 @@ async fn punch_hole(
         // A range that reaches the end of the file frees the whole last page.
         end = end.next_multiple_of(PAGE_SIZE_U64).max(end);
     }
+    // Before the pages leave: their frames are pinned no more.
+    file.end_grants(offset, end);
     zero_edges(files, disk, file, offset, end).await?;
     let (first, last) = (offset.div_ceil(PAGE_SIZE_U64), end / PAGE_SIZE_U64);
     let (steps, durable_size) = {
@@ -235,6 +237,7 @@ async fn reserve_taken(
         zero_tail(files, disk, file).await?;
     }
     if zero {
+        file.end_grants(offset, end);
         zero_edges(files, disk, file, offset, end).await?;
     }
     let (converted, durable_size): (Vec<Piece>, u64) = {

@@ -1,7 +1,7 @@
 //! One-sided writes, for comparison (region policies `pin` and `odp`; TeRM section 6.1): the NIC engine overwrites bytes that a file has.
 //!
-//! All other policies refuse them. A write past the server's CPU changes neither the file's length, times and counter, nor does it tell anybody but
-//! the write-back.
+//! Under other policies a one-sided write takes a grant (`one_sided`). A write past the server's CPU changes neither the file's length, times and
+//! counter, nor does it tell anybody but the write-back.
 //!
 //! # How it works
 //! Like an overwrite by RPC (`write`): the file's order is shared, so mapping and length stay, and `Pages::change` does the rest. A page's entry is
@@ -114,9 +114,14 @@ impl Files {
         self.wait_for_rnic(RNIC_RESUMES);
     }
 
+    /// Whether the policy exposes pages to one-sided writes, without grants.
+    pub(super) fn is_exposed(&self) -> bool {
+        matches!(self.pages.policy().exposure, Exposure::Pinned | Exposure::Faulting)
+    }
+
     /// The file of a filekey, if peers may write its pages.
     fn file_to_write(&self, owner: RegionOwner, filekey: FileKey) -> Result<Arc<FileRegion>, WcStatus> {
-        if !matches!(self.pages.policy().exposure, Exposure::Pinned | Exposure::Faulting) {
+        if !self.is_exposed() {
             return Err(WcStatus::RemoteInvalid);
         }
         match self.resolve(owner, filekey) {
@@ -158,9 +163,10 @@ impl Files {
         changed.map_err(refusal)
     }
 
-    /// Ends one-sided writes: when this returns, all that were under way are over, and no later one changes anything.
+    /// Ends one-sided changes: when this returns, all that the engine and fault threads had under way are over, and no later one changes anything.
     pub fn end_one_sided_writes(&self) {
         *self.one_sided_writes_ended.write() = true;
+        self.fault_jobs.end();
     }
 }
 

@@ -84,7 +84,7 @@ impl Files {
         offset: u64,
         out: &mut [u8],
     ) -> Result<FileRead, WcStatus> {
-        let file = self.file_to_read(owner, filekey)?;
+        let file = self.file_to_read(owner, filekey, offset, out.len())?;
         let pool = self.pages.mapped().ok_or(WcStatus::RemoteInvalid)?;
         for _ in 0..COPY_ATTEMPTS {
             let look = self.look(&file, offset, out.len());
@@ -111,7 +111,7 @@ impl Files {
         add(&self.pages.counters.odp_fault_pages, divide(offset, out.len()).len() as u64);
         for attempt in 0..FAULTING_ATTEMPTS {
             // Resolved in each attempt, because the filekey may have been closed meanwhile.
-            let file = self.file_to_read(owner, filekey)?;
+            let file = self.file_to_read(owner, filekey, offset, out.len())?;
             let look = self.look(&file, offset, out.len());
             if attempt == 0 && !look.is_cached(pool) {
                 self.wait_for_rnic(RNIC_STALLS);

@@ -16,6 +16,7 @@
 //! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
 //! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
 
+use super::grants::Grants;
 use super::range_table::{PieceState, RangeTable};
 use super::rhythm::SyncRhythm;
 use crate::meta::{Answer, ClientChange, DoneRequest, RequestId};
@@ -126,6 +127,8 @@ pub struct FileRegion {
     pub(crate) changes: AsyncRwLock<()>,
     state: RwLock<FileState>,
     pub(crate) dirty: Mutex<BTreeMap<FilePage, DirtyPage>>,
+    /// Write grants of its ranges. Locked under `order`, by those who change the mapping or write one-sidedly, and before `state`.
+    pub(super) grants: Mutex<Grants>,
     /// Whether it is in the write-back list. Set by writers, cleared by write-back before its snapshot.
     pub(crate) listed: AtomicBool,
     /// Whether the inode was reaped; no operation may use the region then.
@@ -213,6 +216,7 @@ impl FileRegion {
                 restored: Vec::new(),
             }),
             dirty: Mutex::new(BTreeMap::new()),
+            grants: Mutex::default(),
             listed: AtomicBool::new(false),
             reaped: AtomicBool::new(false),
             rhythm: SyncRhythm::default(),

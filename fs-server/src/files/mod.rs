@@ -10,6 +10,8 @@
 mod active;
 /// The operations of `fallocate`.
 mod allocate;
+/// Ranges of open files that others may open by a key.
+mod bound_regions;
 /// The changes of a request.
 mod changed;
 /// Copies within the server.
@@ -26,6 +28,10 @@ mod fetch;
 mod file_region;
 /// Random names of open files.
 mod filekeys;
+/// Making of write grants.
+mod grant_write;
+/// Write grants.
+mod grants;
 /// Hot parts of files.
 mod hot_set;
 /// fsync of a few pages.
@@ -34,6 +40,10 @@ mod images;
 mod load;
 /// Changes since the start of the server, for clients that restore theirs.
 mod newer;
+/// One-sided changes under write grants.
+mod one_sided;
+/// One-sided changes that must wait.
+mod one_sided_faults;
 /// Promotion of hot units.
 mod promote;
 /// The live mapping of a file.
@@ -62,19 +72,24 @@ mod tests;
 
 pub use active::ActiveFigures;
 pub use allocate::allocate_for;
+pub use bound_regions::RegionFacts;
 pub use changed::Changed;
 pub use copy::{Copied, copy_range};
 pub use fetch::fetch;
 pub use file_region::FileRegion;
+pub use filekeys::{FilePart, KeyedFile};
+pub use grant_write::{GRANT_MAX_BYTES, Grantee, grant_write, return_grant};
+pub use grants::{GrantFigures, GrantPages};
 pub use images::{begin_sync, sync};
 pub use load::load;
 pub use newer::{NEWER_MAX, Newer};
+pub use one_sided_faults::{FaultJob, run_fault};
 pub use promote::run_promotion;
 pub use reap::reap;
 pub use restore::{begin_change, restore};
 pub use seek::seek;
 pub use truncate::{restore_length, truncate};
-pub use write::{Asked, WriteAt, Written, write_for};
+pub use write::{Asked, WriteAt, Written, write_for, write_within};
 pub use write_back::{WRITE_BACK_INTERVAL, release_space, run_write_back, write_back_all};
 
 use crate::committer::Committer;
@@ -83,6 +98,7 @@ use crate::pages::{HotUnit, PageView, Pages};
 use crate::pool::space::Space;
 use crate::shares::{Resource, Taken};
 use active::{ActiveFiles, MAX_INACTIVE_REGIONS};
+use bound_regions::BoundRegions;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo};
 use cuttlefs_common::memory::SharedMemory;
@@ -93,6 +109,8 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
 use file_region::{FileState, Generations};
 use filekeys::FileKeys;
+use grants::GrantShares;
+use one_sided_faults::FaultJobs;
 use parking_lot::{Mutex, RwLock};
 use range_table::RangeTable;
 use std::collections::BTreeSet;
@@ -151,6 +169,12 @@ pub struct ClosedRegion {
 pub struct FileFigures {
     /// Filekeys bound.
     pub filekeys: usize,
+    /// Ranges of files that are bound.
+    pub bound_regions: usize,
+    /// Filekeys that were opened by the keys of these.
+    pub opened_regions: usize,
+    /// Write grants.
+    pub grants: GrantFigures,
     /// Files that wait for write-back.
     pub dirty_files: usize,
     /// Active files.
@@ -168,6 +192,9 @@ pub struct Files {
     active: ActiveFiles,
     generations: Generations,
     keys: FileKeys,
+    regions: BoundRegions,
+    grants: Arc<GrantShares>,
+    fault_jobs: FaultJobs,
     random: Arc<dyn Random>,
     /// Files that wait for write-back.
     dirty: DirtyFiles,
@@ -178,7 +205,7 @@ pub struct Files {
     pub(crate) newer: Newer,
     /// The hot units of the last period, in units mode. Only their pages are warm.
     hot_set: Mutex<Vec<HotUnit>>,
-    /// Held for reading while a one-sided write changes pages, so that a stop waits for it. Only the policies for comparison have such writes.
+    /// Held for reading while a one-sided write changes pages, so that a stop waits for it.
     one_sided_writes_ended: RwLock<bool>,
 }
 
@@ -201,6 +228,7 @@ impl Files {
         random: Arc<dyn Random>,
     ) -> io::Result<Self> {
         let table = FileTable::new(config.file_slots)?;
+        let grants = GrantShares::new(pages.frames().usable());
         Ok(Self {
             pages,
             meta: committer.meta().clone(),
@@ -209,6 +237,9 @@ impl Files {
             active: ActiveFiles::new(table, config.file_slots, config.max_inactive),
             generations: Generations::new(random.as_ref()),
             keys: FileKeys::default(),
+            regions: BoundRegions::default(),
+            grants,
+            fault_jobs: FaultJobs::default(),
             random,
             dirty: DirtyFiles::default(),
             closed: Mutex::default(),
@@ -347,11 +378,7 @@ impl Files {
         rights: Rights,
         place: Option<Taken>,
     ) -> Result<OpenedRegion, Status> {
-        let slots = self.active.table().slots() as usize;
-        let may_take = place
-            .as_ref()
-            .is_none_or(|place| place.peer().has_at_most(Resource::Filekeys, slots / SLOT_SHARE));
-        let file = self.active.open(ino, may_take, || self.load(ino))?;
+        let file = self.active.open(ino, self.may_take_slot(place.as_ref()), || self.load(ino))?;
         match self.keys.bind(&*self.random, owner, rights, file.clone(), place) {
             Ok(filekey) => Ok(OpenedRegion { filekey, slot: file.slot(), file }),
             Err(status) => {
@@ -361,18 +388,39 @@ impl Files {
         }
     }
 
-    /// The file of a filekey, with the rights with which it was opened.
+    /// Whether the opener of a file may have a slot for it.
+    fn may_take_slot(&self, place: Option<&Taken>) -> bool {
+        let slots = self.active.table().slots() as usize;
+        place.is_none_or(|place| place.peer().has_at_most(Resource::Filekeys, slots / SLOT_SHARE))
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.meta.now_ms()
+    }
+
+    /// The file of a filekey, and what the key permits.
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
+    pub fn keyed(&self, owner: RegionOwner, filekey: FileKey) -> Result<KeyedFile, Status> {
+        self.keys.look_up(owner, filekey, || self.now_ms())
+    }
+
+    /// The file of a filekey of a whole file, with the rights with which it was opened.
+    ///
+    /// # Errors
+    /// `Stale` if this owner has no such key, `Denied` if it is good for a part of the file only.
     pub fn resolve(&self, owner: RegionOwner, filekey: FileKey) -> Result<(Arc<FileRegion>, Rights), Status> {
-        self.keys.resolve(owner, filekey)
+        match self.keyed(owner, filekey)? {
+            KeyedFile { file, rights, part: None } => Ok((file, rights)),
+            _ => Err(Status::Denied),
+        }
     }
 
     /// The file behind a filekey that is good for reading.
     pub(crate) fn readable(&self, owner: RegionOwner, filekey: FileKey) -> Option<Arc<FileRegion>> {
-        let (file, rights) = self.resolve(owner, filekey).ok()?;
-        rights.read.then_some(file)
+        let keyed = self.keyed(owner, filekey).ok()?;
+        keyed.rights.read.then_some(keyed.file)
     }
 
     /// The region of a file that is in memory, open or not.
@@ -385,21 +433,32 @@ impl Files {
         self.keys.has_open(owner, ino, rights)
     }
 
-    /// Closes a filekey. If that was the last open of an inode without names, the caller reaps the inode.
+    /// Closes a filekey, and with it all that was opened by keys of its ranges; the last one is this filekey itself. If that was the last open of an
+    /// inode without names, the caller reaps the inode.
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
-    pub fn close(&self, owner: RegionOwner, filekey: FileKey) -> Result<ClosedRegion, Status> {
-        Ok(self.closed(self.keys.unbind(owner, filekey)?))
+    pub fn close(&self, owner: RegionOwner, filekey: FileKey) -> Result<Vec<ClosedRegion>, Status> {
+        let file = self.keys.unbind(owner, filekey)?;
+        Ok(self.close_unbound(filekey, file))
     }
 
     /// Closes every filekey of an owner.
     pub fn revoke(&self, owner: RegionOwner) -> Vec<ClosedRegion> {
-        self.keys.revoke(owner).into_iter().map(|file| self.closed(file)).collect()
+        let unbound = self.keys.revoke(owner).into_iter();
+        unbound.flat_map(|(filekey, file)| self.close_unbound(filekey, file)).collect()
     }
 
-    fn closed(&self, file: Arc<FileRegion>) -> ClosedRegion {
+    fn close_unbound(&self, filekey: FileKey, file: Arc<FileRegion>) -> Vec<ClosedRegion> {
+        let mut closed = self.close_all(self.regions.note_unbound(filekey));
+        closed.push(self.closed(filekey, file));
+        closed
+    }
+
+    /// Ends what a filekey had that is unbound.
+    fn closed(&self, filekey: FileKey, file: Arc<FileRegion>) -> ClosedRegion {
         let ino = file.ino();
+        file.end_grants_of(filekey);
         drop(file);
         ClosedRegion { ino, last: self.active.close(ino) == 0 }
     }
@@ -416,8 +475,12 @@ impl Files {
 
     /// Counts as of about now.
     pub fn figures(&self) -> FileFigures {
+        let (bound_regions, opened_regions) = self.regions.counts();
         FileFigures {
             filekeys: self.keys.len(),
+            bound_regions,
+            opened_regions,
+            grants: self.grants.figures(),
             dirty_files: self.dirty.len(),
             active: self.active.figures(),
         }

@@ -159,6 +159,11 @@ impl Newer {
         }
     }
 
+    /// Whether changes are noted by range, at about this moment. Once they are not, they never are again.
+    pub(super) fn is_noting(&self) -> bool {
+        self.is_noting.load(Ordering::Relaxed)
+    }
+
     /// Begins a client's change of a file; `written` is the file's stored state.
     pub fn begin(
         &self,

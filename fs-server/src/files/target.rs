@@ -1,4 +1,4 @@
-//! Target translation: the NIC engine's reads of a file without an RPC worker.
+//! Target translation: the NIC engine's reads of a file without an RPC worker, and its way to changes (`one_sided`, `exposed_writes`).
 //!
 //! The policy decides from where the engine reads: from frames (here), or from the mapped pool (`faulting`).
 //!
@@ -13,11 +13,13 @@
 //! `RemoteAccess` for a bad filekey or right, `RemoteInvalid` under a policy without one-sided reads, `RemoteOperation` for a page that should be in
 //! a frame and is not.
 
-use super::{FileRegion, Files};
+use super::one_sided::{By, refusal};
+use super::one_sided_faults::OneSided;
+use super::{FileRegion, Files, KeyedFile};
 use crate::pages::policy::Exposure;
 use crate::pages::{PageView, add};
 use cuttlefs_common::ids::{FileKey, MAX_FILE_SIZE, PAGE_SIZE_U64, PoolPage};
-use cuttlefs_common::rdma::{FileRead, FileTarget, FileWrite, RegionOwner, WcStatus};
+use cuttlefs_common::rdma::{FileAtomic, FileRead, FileTarget, FileValue, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::region::{PagePart, divide};
 use std::sync::Arc;
 
@@ -37,20 +39,32 @@ pub(super) struct Look {
 }
 
 impl Files {
+    fn keyed_to_read(&self, owner: RegionOwner, filekey: FileKey) -> Result<KeyedFile, WcStatus> {
+        match self.keyed(owner, filekey) {
+            Ok(keyed) if keyed.rights.read && !keyed.file.is_reaped() => {
+                // Under policies without the pattern the READ is refused, and the client asks by RPC.
+                if keyed.file.is_closed() && self.pages.policy().exposure != Exposure::Magic {
+                    return Err(WcStatus::RemoteOperation);
+                }
+                Ok(keyed)
+            }
+            _ => Err(WcStatus::RemoteAccess),
+        }
+    }
+
+    /// The file of a filekey that is good for reading `len` bytes at `offset`.
     pub(super) fn file_to_read(
         &self,
         owner: RegionOwner,
         filekey: FileKey,
+        offset: u64,
+        len: usize,
     ) -> Result<Arc<FileRegion>, WcStatus> {
-        match self.resolve(owner, filekey) {
-            Ok((file, rights)) if rights.read && !file.is_reaped() => {
-                // Under policies without the pattern the READ is refused, and the client asks by RPC.
-                if file.is_closed() && self.pages.policy().exposure != Exposure::Magic {
-                    return Err(WcStatus::RemoteOperation);
-                }
-                Ok(file)
-            }
-            _ => Err(WcStatus::RemoteAccess),
+        let keyed = self.keyed_to_read(owner, filekey)?;
+        if keyed.holds(offset, offset.saturating_add(len as u64)) {
+            Ok(keyed.file)
+        } else {
+            Err(WcStatus::RemoteAccess)
         }
     }
 
@@ -101,8 +115,14 @@ impl Files {
     }
 
     /// Answers a read past the end.
-    fn read_nothing(&self, owner: RegionOwner, filekey: FileKey, out: &mut [u8]) -> Result<usize, WcStatus> {
-        self.file_to_read(owner, filekey)?;
+    fn read_nothing(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus> {
+        self.file_to_read(owner, filekey, offset, out.len())?;
         out.fill(0);
         Ok(0)
     }
@@ -115,7 +135,7 @@ impl Files {
         offset: u64,
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
-        let file = self.file_to_read(owner, filekey)?;
+        let file = self.file_to_read(owner, filekey, offset, out.len())?;
         if file.is_closed() {
             // All pages are answered with the pattern, and the client gets the error when it asks by RPC.
             divide(offset, out.len()).for_each(|part| {
@@ -156,7 +176,7 @@ impl FileTarget for Files {
         out: &mut [u8],
     ) -> Result<FileRead, WcStatus> {
         if is_past_any_file(offset, out.len()) {
-            return self.read_nothing(owner, filekey, out).map(FileRead::Done);
+            return self.read_nothing(owner, filekey, offset, out).map(FileRead::Done);
         }
         match self.pages.policy().exposure {
             Exposure::Magic | Exposure::Pinned => {
@@ -175,7 +195,7 @@ impl FileTarget for Files {
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
         if is_past_any_file(offset, out.len()) {
-            return self.read_nothing(owner, filekey, out);
+            return self.read_nothing(owner, filekey, offset, out);
         }
         self.resolve_fault(owner, filekey, offset, out)
     }
@@ -187,7 +207,10 @@ impl FileTarget for Files {
         offset: u64,
         bytes: &[u8],
     ) -> Result<FileWrite, WcStatus> {
-        self.write_exposed(owner, filekey, offset, bytes)
+        if self.is_exposed() {
+            return self.write_exposed(owner, filekey, offset, bytes);
+        }
+        self.try_write((owner, filekey), offset, bytes, By::Engine).map_err(refusal)
     }
 
     fn write_file_faulting(
@@ -197,7 +220,44 @@ impl FileTarget for Files {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), WcStatus> {
-        self.resolve_write_fault(owner, filekey, offset, bytes)
+        if self.is_exposed() {
+            return self.resolve_write_fault(owner, filekey, offset, bytes);
+        }
+        let what = OneSided::Write { offset, bytes: bytes.to_vec() };
+        self.resolve_fault_of_grant(owner, filekey, what).map(drop)
+    }
+
+    fn atomic_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        operation: FileAtomic,
+    ) -> Result<FileValue, WcStatus> {
+        self.try_atomic((owner, filekey), offset, operation, By::Engine).map_err(refusal)
+    }
+
+    fn atomic_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        operation: FileAtomic,
+    ) -> Result<u64, WcStatus> {
+        self.resolve_fault_of_grant(owner, filekey, OneSided::Atomic { offset, operation })
+    }
+
+    fn append_file(&self, owner: RegionOwner, filekey: FileKey, bytes: &[u8]) -> Result<FileValue, WcStatus> {
+        self.try_append((owner, filekey), bytes, By::Engine).map_err(refusal)
+    }
+
+    fn append_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        bytes: &[u8],
+    ) -> Result<u64, WcStatus> {
+        self.resolve_fault_of_grant(owner, filekey, OneSided::Append { bytes: bytes.to_vec() })
     }
 
     fn read_bitmap(
@@ -207,7 +267,8 @@ impl FileTarget for Files {
         first_page: u64,
         out: &mut [u8],
     ) -> Result<(), WcStatus> {
-        let file = self.file_to_read(owner, filekey)?;
+        let keyed = self.keyed_to_read(owner, filekey)?;
+        let file = &keyed.file;
         out.fill(0);
         if file.is_closed() {
             return Ok(());
@@ -229,6 +290,16 @@ impl FileTarget for Files {
             for page in piece.first..piece.end() {
                 let pool = PoolPage(piece.pool + (page - piece.first));
                 if !self.pages.is_resident(pool) {
+                    let index = (page - first_page) as usize;
+                    out[index / 8] &= !(1 << (index % 8));
+                }
+            }
+        }
+        // Whoever may see a part of the file learns nothing of the pages around it.
+        if keyed.part.is_some() {
+            for page in first_page..end {
+                let start = page * PAGE_SIZE_U64;
+                if !keyed.overlaps(start, start + PAGE_SIZE_U64) {
                     let index = (page - first_page) as usize;
                     out[index / 8] &= !(1 << (index % 8));
                 }

@@ -143,6 +143,10 @@ async fn set_length(
             state.tail_is_zero = !end_is_inside_bytes(state, new_size);
         }
     });
+    if shrinks {
+        // Before the pages leave: their frames are pinned no more.
+        file.end_grants(new_size, u64::MAX);
+    }
     if cuts {
         file.dirty.lock().split_off(&FilePage(end_page));
     }

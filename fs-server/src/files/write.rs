@@ -77,6 +77,23 @@ pub async fn write_for(
     source: Source<'_>,
     asked: Option<Asked<'_>>,
 ) -> Result<Written, Status> {
+    write_within(files, disk, file, at, source, asked, &|_, _| Ok(())).await
+}
+
+/// Like `write_for`, for a writer who may not write everywhere. `may` is asked about the bytes `[start, end)` once it is known where these are; until
+/// the write is done, neither the file's length nor its mapping changes otherwise.
+///
+/// # Errors
+/// As `write_for`, and those of `may`, with nothing changed.
+pub async fn write_within(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    at: WriteAt,
+    source: Source<'_>,
+    asked: Option<Asked<'_>>,
+    may: &dyn Fn(u64, u64) -> Result<(), Status>,
+) -> Result<Written, Status> {
     let len = source.len();
     if len > MAX_TRANSFER_BYTES as usize {
         return Err(Status::Invalid);
@@ -91,6 +108,7 @@ pub async fn write_for(
             end <= state.size && changes_of(&state, offset, len).is_some()
         };
         if overwrites && len > 0 {
+            may(offset, end)?;
             let result = writing.overwrite(offset).await;
             drop(shared);
             return result;
@@ -102,6 +120,7 @@ pub async fn write_for(
         WriteAt::Offset(offset) => offset,
         WriteAt::End => file.size(),
     };
+    may(offset, end_of(offset, len)?)?;
     if len == 0 {
         return Ok(Written { offset, len: 0, attr: files.meta.attr(file.ino())? });
     }

@@ -39,6 +39,17 @@ impl Meta {
         Ok(shard.note(ino, note, self.clock.now(), self.change_floor).attr(ino))
     }
 
+    /// Whether a change of contents can be noted now without reading the store, and takes no privileges (set-id bits, capabilities) from the file.
+    pub(crate) fn notes_at_once(&self, ino: InodeNo) -> bool {
+        self.live.get_at_once(ino).is_some_and(|live| !live.record.attr(ino).has_privileges())
+    }
+
+    /// The time of the server's clock, in milliseconds of Unix time.
+    pub(crate) fn now_ms(&self) -> u64 {
+        let now = self.clock.now();
+        u64::try_from(now.secs).unwrap_or(0).saturating_mul(1000) + u64::from(now.nanos / 1_000_000)
+    }
+
     /// The part of a file's contents that is durable.
     ///
     /// # Errors

@@ -164,6 +164,11 @@ impl LiveInodes {
         self.read(ino).get(ino).copied()
     }
 
+    /// Like `get`; also `None` if another thread is changing the shard.
+    pub(super) fn get_at_once(&self, ino: InodeNo) -> Option<Live> {
+        self.shard(ino).try_read()?.get(ino).copied()
+    }
+
     /// Like `get`, for an inode from which a batch is made. `looked` is for `end_batch`.
     pub(super) fn look(&self, ino: InodeNo, looked: &RefCell<Vec<InodeNo>>) -> Option<Live> {
         let mut shard = self.write(ino);

@@ -47,6 +47,14 @@ impl BlockLocks {
         self.locks[self.index(page)].try_lock()
     }
 
+    /// Takes the locks of all pages if all are free.
+    pub(crate) fn try_lock_many(&self, pages: impl IntoIterator<Item = PoolPage>) -> Option<BlockGuards<'_>> {
+        let mut indexes: Vec<usize> = pages.into_iter().map(|page| self.index(page)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        indexes.into_iter().map(|index| self.locks[index].try_lock()).collect()
+    }
+
     /// Waits for the locks of all pages, in lock order. The caller holds no other block lock.
     pub(crate) async fn lock_many(&self, pages: impl IntoIterator<Item = PoolPage>) -> BlockGuards<'_> {
         let mut indexes: Vec<usize> = pages.into_iter().map(|page| self.index(page)).collect();

@@ -3,7 +3,8 @@
 //! # How it works
 //! A dirty frame is written to its pool page under the page's block lock, so that its bytes do not change; neighbours in the pool are one IO.
 //! Eviction goes through the frames with a clock hand and takes cold pages (`heat`) whose block locks are free. A frame becomes free after its entry
-//! has moved to the magic frame. If a round finds too few cold pages, later rounds take warmer ones, and the last round any.
+//! has moved to the magic frame. Pages of write grants stay. If a round finds too few cold pages, later rounds take warmer ones, and the last round
+//! any.
 //!
 //! Nothing here needs a file's locks: a dirty frame may be written to SSD whichever file has the page. So a writer that meets too many dirty frames
 //! can write some out itself (`relieve`) without any chance of deadlock.
@@ -160,7 +161,7 @@ impl Pages {
                     continue;
                 };
                 let entry = self.residency.load(page);
-                if entry.frame() != frame || entry.is_changing() {
+                if entry.frame() != frame || entry.is_changing() || self.frames().is_pinned(frame) {
                     continue;
                 }
                 if entry.is_dirty() {

@@ -37,6 +37,9 @@ pub struct Frames {
     /// The pool page plus one; 0 if the frame is free or private. Written under the page's block lock. The eviction scan reads it, and checks the
     /// residency entry under the block lock afterwards: relaxed.
     owner: Vec<AtomicU64>,
+    /// How many write grants hold each frame's page in memory. Raised under the page's block lock, which eviction has when it looks; lowered at any
+    /// time: relaxed.
+    pins: Vec<AtomicU32>,
     /// The place of the eviction hand. Relaxed: two scans at once only go faster.
     hand: AtomicU32,
     leaked: AtomicU32,
@@ -64,6 +67,7 @@ impl Frames {
             free_count: AtomicU32::new(free.len() as u32),
             free: Mutex::new(free),
             owner: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            pins: (0..count).map(|_| AtomicU32::new(0)).collect(),
             hand: AtomicU32::new(FrameIndex::FIRST_USABLE.0),
             leaked: AtomicU32::new(0),
         })
@@ -124,6 +128,16 @@ impl Frames {
         self.owner[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(PoolPage)
     }
 
+    /// Keeps the page of a frame in memory until the pins are dropped. The caller has the page's block lock, or the frame to itself.
+    pub(super) fn pin(&self, frame: FrameIndex) {
+        self.pins[frame.0 as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether a write grant keeps the frame's page in memory.
+    pub(super) fn is_pinned(&self, frame: FrameIndex) -> bool {
+        self.pins[frame.0 as usize].load(Ordering::Relaxed) > 0
+    }
+
     /// Moves the eviction hand to the next frame whose page `is_cold`, at most `steps` frames far.
     pub(super) fn next_victim(
         &self,
@@ -149,6 +163,34 @@ impl Frames {
             })
             .map(FrameIndex)
             .expect("the update always gives a value")
+    }
+}
+
+/// Frames whose pages stay in memory until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Pins {
+    frames: Arc<Frames>,
+    pinned: Vec<FrameIndex>,
+}
+
+impl Pins {
+    /// None yet.
+    pub(super) fn new(frames: Arc<Frames>) -> Self {
+        Self { frames, pinned: Vec::new() }
+    }
+
+    /// One more.
+    pub(super) fn add(&mut self, frame: FrameIndex) {
+        self.frames.pin(frame);
+        self.pinned.push(frame);
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        for frame in &self.pinned {
+            self.frames.pins[frame.0 as usize].fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -11,6 +11,8 @@
 //! All operations follow the page protocol of docs/pages.md. None evicts a page on the critical path: with a free frame a page becomes resident,
 //! without one it is read or written past the frames.
 
+/// Changes without any wait.
+mod at_once;
 /// The locks of pages.
 mod block_locks;
 /// Sources and sinks of bytes.
@@ -55,7 +57,9 @@ pub use hotspots::Hotspots;
 pub use images::put_in_place;
 pub use scrub::{SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 
+pub(crate) use at_once::{Stock, WordPlace};
 pub(crate) use change::{Base, NewBytes, PageChange, PageOwner};
+pub(crate) use frames::{Pins, PrivateFrame};
 pub(crate) use hot_units::HotUnit;
 pub(crate) use read::PageRead;
 pub(crate) use view::PageView;
@@ -68,7 +72,6 @@ use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage
 use cuttlefs_common::region::{MagicPattern, ResidencyTable};
 use cuttlefs_common::world::Random;
 use event_listener::Event;
-use frames::PrivateFrame;
 use heat::Heat;
 use hot_units::HotUnits;
 use hotspots::DEFAULT_UNIT_PAGES;
@@ -155,8 +158,14 @@ counters! {
     target_magic,
     /// READs (not pages) that were answered with the magic pattern at least in part.
     target_magic_reads,
-    /// Written by the NIC engine, under the policies that expose pages to it.
+    /// Written by the NIC engine: under write grants, and under the policies that expose pages to it.
     target_writes,
+    /// Atomics (not pages) of the NIC engine.
+    target_atomics,
+    /// APPENDs (not pages) of the NIC engine.
+    target_appends,
+    /// One-sided changes (not pages) under write grants that stalled their queue pair, and that a worker made.
+    grant_faults,
     /// READs and WRITEs (not pages) that faulted in the NIC engine and stalled their queue pair.
     odp_faults,
     /// Pages of these READs and WRITEs.

@@ -20,7 +20,9 @@
 //! | ReclaimLocks | to have the file open |
 //! | SetLock | the file open; of a range, exclusive: for writing, shared: for reading |
 //! | Layout, Fetch, Write, Allocate, Restore, Seek, CopyRange, one-sided reads | the rights its file was opened with |
-//! | Close, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, ShareCounters, Heartbeat | the session they are about |
+//! | Bind, BindAgain, GrantWrite, ReturnGrant, one-sided writes | the same; Bind: at least those of the key |
+//! | OpenRegion | a key of a binding that is there; as Open; an export that is the pool's or the binder's directory |
+//! | Close, Unbind, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, ShareCounters, Heartbeat | the session they are about |
 //! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
 //! | Sync, StatFs, Status | nothing |
 //!
@@ -101,6 +103,12 @@ impl Judge<'_> {
             | Request::TestLock { .. } => Ok(()),
             // Judged entry by entry, in their handlers.
             Request::Attach { .. } | Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Ok(()),
+            // Judged by their filekeys and keys, in their handlers.
+            Request::Bind { .. }
+            | Request::BindAgain { .. }
+            | Request::OpenRegion { .. }
+            | Request::GrantWrite { .. }
+            | Request::ReturnGrant { .. } => Ok(()),
             // These concern their own session.
             Request::Heartbeat
             | Request::Detach
@@ -109,7 +117,8 @@ impl Judge<'_> {
             | Request::Close { .. }
             | Request::Unlock { .. }
             | Request::AwaitLocks { .. }
-            | Request::CancelLock { .. } => Ok(()),
+            | Request::CancelLock { .. }
+            | Request::Unbind { .. } => Ok(()),
             Request::Sync(_) | Request::StatFs | Request::Status => Ok(()),
         }
     }

@@ -29,7 +29,9 @@ pub(crate) fn is_mutation(request: &Request<'_>) -> bool {
         | Request::Restore { .. }
         | Request::CopyRange { .. }
         | Request::SetXattr { .. }
-        | Request::RemoveXattr { .. } => true,
+        | Request::RemoveXattr { .. }
+        | Request::GrantWrite { .. } => true,
+        Request::OpenRegion { key } => key.rights.write,
         Request::Open { truncate, rights, .. } => *truncate || rights.write,
         _ => false,
     }
@@ -44,6 +46,8 @@ pub(crate) fn must_run_once(request: &Request<'_>) -> bool {
             Request::Open { .. }
                 | Request::Close { .. }
                 | Request::Reclaim { .. }
+                | Request::Bind { .. }
+                | Request::OpenRegion { .. }
                 | Request::SetLock { .. }
                 | Request::Unlock { .. }
                 | Request::AwaitLocks { .. }
@@ -120,6 +124,15 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), Status> {
         Request::CopyRange { from_offset, to_offset, len, .. } => {
             check_range(*from_offset, (*len).min(MAX_FILE_SIZE - (*from_offset).min(MAX_FILE_SIZE)))?;
             check_range(*to_offset, *len)?;
+        }
+        Request::Bind { offset, len, rights, .. } => {
+            if *len == 0 || !(rights.read || rights.write) {
+                return Err(Status::Invalid);
+            }
+            check_range(*offset, *len)?;
+        }
+        Request::GrantWrite { offset, len, .. } | Request::ReturnGrant { offset, len, .. } => {
+            check_range(*offset, *len)?;
         }
         Request::Seek { offset, .. } if *offset > MAX_FILE_SIZE => return Err(Status::NoSuchOffset),
         Request::SetAttr { set, .. } if set.size.is_some_and(|size| size > MAX_FILE_SIZE) => {

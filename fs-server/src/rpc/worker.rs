@@ -16,6 +16,7 @@ use super::queues::RnicQueues;
 use super::shared_receives::PeersReceives;
 use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
+use crate::files::{self, FaultJob};
 use crate::pool::Disk;
 use crate::rnics::RnicIndex;
 use crate::server::Server;
@@ -112,6 +113,18 @@ impl WorkerContext {
     /// Runs a task on this worker on a peer's account.
     pub(crate) fn spawn_for(&self, payer: Payer, task: impl Future<Output = ()> + 'static) {
         (self.spawn)(payer, Box::pin(task));
+    }
+
+    /// Makes a one-sided change for which the NIC engine would have to wait.
+    pub(crate) fn run_fault(self: &Rc<Self>, job: FaultJob) {
+        let context = self.clone();
+        self.spawn(async move {
+            // Else the server is going down. The job is dropped, and its request refused.
+            if context.server.drain.begin() {
+                files::run_fault(&context.server.files, context.disk.as_ref(), job).await;
+                context.server.drain.end();
+            }
+        });
     }
 
     /// Waits on this worker's clock.

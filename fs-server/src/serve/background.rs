@@ -87,6 +87,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
                 task.server.revoke(session).await;
             }
             task.server.note_absent(&gone);
+            task.server.closed_all(task.server.files.end_expired_regions()).await;
         }
     });
     let task = context.clone();

@@ -30,7 +30,7 @@ use crate::pages::policy::{Access, Exposure, RegionPolicy};
 use crate::pages::window::WindowKind;
 use crate::pages::{Hotspots, Pages, PagesConfig, ScrubFigures, ScrubOptions};
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
-use crate::rights::{Accounts, ExportRule, Exports, Tickets};
+use crate::rights::{Accounts, ExportRule, Exports, RegionMacs, Tickets};
 use crate::rnics::Rnics;
 use crate::rpc::connections::Connections;
 use crate::server::{About, Admission, Integrity, Server};
@@ -414,6 +414,7 @@ fn build(
     }
     let locks = Locks::new(sessions.is_grace_period());
     let tickets = Tickets::new(meta.hash_key());
+    let region_macs = RegionMacs::new(meta.hash_key(), meta.uuid());
     if sessions.is_grace_period() {
         files.newer.start();
     }
@@ -427,6 +428,7 @@ fn build(
         admission: Admission {
             exports,
             tickets,
+            region_macs,
             connections: Connections::default(),
             shares: Shares::new(workers),
         },

@@ -57,6 +57,12 @@ impl WorkerThread {
                     adopting.adopt(connection);
                 }
             });
+            let (faulting, jobs) = (context.clone(), server.files.fault_jobs());
+            worker.spawn_local(async move {
+                while let Ok(job) = jobs.recv().await {
+                    faulting.run_fault(job);
+                }
+            });
             if index == 0 {
                 background::spawn(&worker, &context, &disk, scrub);
                 let (server, timer) = (server.clone(), worker.spawner());

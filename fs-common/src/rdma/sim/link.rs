@@ -2,15 +2,15 @@
 
 use super::queue::{Role, SimPair, SimQueue};
 use super::shared_receives::SimShared;
-use crate::ids::{Lkey, QpNumber, Rkey};
+use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::life::{Event, Life};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
-    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
-    FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement,
-    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, SharedReceiveQueue,
-    WcStatus, WindowId,
+    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileAtomic, FileRead,
+    FileTarget, FileValue, FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion,
+    PeerIdentity, Placement, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote,
+    Sge, SharedReceiveQueue, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -339,17 +339,37 @@ impl Peer<'_> {
         persisted.map_err(|_| WcStatus::RemoteOperation)
     }
 
-    pub(super) fn atomic(&self, remote: Remote, change: impl Fn(u64) -> u64) -> Result<u64, WcStatus> {
-        let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
+    pub(super) fn append(&self, filekey: FileKey, bytes: &[u8]) -> Result<u64, WcStatus> {
+        let target = self.target()?;
+        match target.append_file(self.owner, filekey, bytes)? {
+            FileValue::Done(offset) => Ok(offset),
+            FileValue::Faults => target.append_file_faulting(self.owner, filekey, bytes),
+        }
+    }
+
+    pub(super) fn atomic(&self, remote: Remote, operation: FileAtomic) -> Result<u64, WcStatus> {
+        let (Remote::Memory { offset, .. } | Remote::File { offset, .. }) = remote else {
+            return Err(WcStatus::RemoteInvalid);
+        };
         if !offset.is_multiple_of(8) {
             return Err(WcStatus::RemoteInvalid);
         }
+        if let Remote::File { filekey, .. } = remote {
+            let target = self.target()?;
+            return match target.atomic_file(self.owner, filekey, offset, operation)? {
+                FileValue::Done(old) => Ok(old),
+                FileValue::Faults => target.atomic_file_faulting(self.owner, filekey, offset, operation),
+            };
+        }
+        let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
         let memory = self
             .device
             .remote(rkey, offset, 8, |access| access.remote_atomic && offset >= access.own_bytes)?;
         let word = memory.atomic_u64(offset as usize);
         let mut old = word.load(Ordering::SeqCst);
-        while let Err(now) = word.compare_exchange(old, change(old), Ordering::SeqCst, Ordering::SeqCst) {
+        while let Err(now) =
+            word.compare_exchange(old, operation.apply(old), Ordering::SeqCst, Ordering::SeqCst)
+        {
             old = now;
         }
         Ok(old)

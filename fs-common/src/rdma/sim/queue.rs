@@ -6,8 +6,8 @@ use crate::ids::{Lkey, QpNumber};
 use crate::life::Event;
 use crate::memory::SharedMemory;
 use crate::rdma::{
-    Completion, CompletionKind, CompletionQueue, LinkKind, LocalPeer, PeerIdentity, PostError, QpConfig,
-    QpState, QueuePair, RecvWr, RegionOwner, SendOp, SendWr, Sge, WcStatus,
+    Completion, CompletionKind, CompletionQueue, FileAtomic, LinkKind, LocalPeer, PeerIdentity, PostError,
+    QpConfig, QpState, QueuePair, RecvWr, RegionOwner, SendOp, SendWr, Sge, WcStatus,
 };
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -272,12 +272,20 @@ impl SimPair {
                 peer.arrive(Vec::new(), local.len, Some(imm), fate);
             }
             SendOp::CompareSwap { remote, expect, swap } => {
-                let old = target.atomic(remote, |value| if value == expect { swap } else { value })?;
+                let old = target.atomic(remote, FileAtomic::CompareSwap { expect, swap })?;
                 local.put(&old.to_le_bytes());
             }
             SendOp::FetchAdd { remote, add } => {
-                let old = target.atomic(remote, |value| value.wrapping_add(add))?;
+                let old = target.atomic(remote, FileAtomic::FetchAdd { add })?;
                 local.put(&old.to_le_bytes());
+            }
+            SendOp::Append { filekey, placed } => {
+                let placed = self.local(placed, true)?;
+                if placed.len != 8 {
+                    return Err(WcStatus::LocalLength);
+                }
+                let offset = target.append(filekey, &local.bytes())?;
+                placed.put(&offset.to_le_bytes());
             }
             SendOp::Flush { remote, len, placement } => {
                 peer.place_all()?;

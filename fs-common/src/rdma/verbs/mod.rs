@@ -13,6 +13,8 @@
 //! * After a queue pair enters `Error`, every outstanding work request completes with `Flushed`.
 //! * SENDs and WRITEs of at most [`QueuePair::max_inline`] bytes are copied when they are posted: the poster may change their memory at once.
 //! * Unsignaled work requests complete silently unless they fail.
+//! * An APPEND's bytes lie together in the file. If its connection ends before its completion, it may have been executed, and to post it again may
+//!   append twice.
 //! * A FLUSH covers every earlier SEND, WRITE and atomic of its queue pair to its range. It is refused with
 //!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
 //!   persistence domain (hardware: `RemoteAccess`), and fails with `RemoteOperation` if the device behind it does. How far it goes:
@@ -40,4 +42,6 @@ pub use request::{
     Access, Completion, CompletionKind, FlushReach, Placement, PostError, QpState, RecvWr, Remote, SendOp,
     SendWr, Sge, WcStatus, WrId,
 };
-pub use target::{FileRead, FileTarget, FileWrite, RegionOwner, RemoteRange, WindowId};
+pub use target::{
+    FileAtomic, FileRead, FileTarget, FileValue, FileWrite, RegionOwner, RemoteRange, WindowId,
+};

@@ -19,9 +19,9 @@ pub struct Access {
     pub remote_atomic: bool,
     /// Peers may FLUSH it (`IBV_ACCESS_FLUSH_GLOBAL`, and with a persistence domain `IBV_ACCESS_FLUSH_PERSISTENT`).
     pub remote_flush: bool,
-    /// Number of first bytes, in whole pages, that belong to the owner: peers may READ and FLUSH them by the region's [`super::MemoryRegion::read_rkey`],
-    /// but neither WRITE them nor do atomics there. Over shared memory, where the initiator is the RNIC, nothing enforces this: peers that map memory
-    /// are trusted.
+    /// Number of first bytes, in whole pages, that belong to the owner: peers may READ and FLUSH them by the region's
+    /// [`super::MemoryRegion::read_rkey`], but neither WRITE them nor do atomics there. Over shared memory, where the initiator is the RNIC, nothing
+    /// enforces this: peers that map memory are trusted.
     pub own_bytes: u64,
 }
 
@@ -150,7 +150,8 @@ pub enum SendOp {
     Write(Remote),
     /// One-sided write that also consumes a receive at the peer, and delivers the immediate there.
     WriteImm(Remote, u32),
-    /// 64-bit compare and swap at an 8-byte aligned place; the old value lands in the local range (8 bytes).
+    /// 64-bit compare and swap at an 8-byte aligned place of memory or, at a target that supports it, of a file; the old value lands in the local
+    /// range (8 bytes).
     CompareSwap {
         /// The aligned place.
         remote: Remote,
@@ -159,12 +160,21 @@ pub enum SendOp {
         /// The value to store.
         swap: u64,
     },
-    /// 64-bit fetch and add; the old value lands in the local range (8 bytes).
+    /// 64-bit fetch and add, at such a place; the old value lands in the local range (8 bytes).
     FetchAdd {
         /// The aligned place.
         remote: Remote,
         /// The value to add.
         add: u64,
+    },
+    /// One-sided append (FileMR sections 3.2 and 4): the target places the bytes of the local range at the present end of a file, all of them together,
+    /// and no other append comes between. Only at a target that supports it (`FileTarget::append_file`).
+    Append {
+        /// Key of the open file.
+        filekey: FileKey,
+        /// 8 bytes of registered memory, in which the offset of the bytes lands (little-endian). They may lie in the local range: its bytes are sent
+        /// before.
+        placed: Sge,
     },
     /// Takes `len` bytes of remote memory, as earlier requests of this queue pair left them, as far as `placement` says, and completes then. The
     /// local range is empty. Later requests may execute before the FLUSH is done, but complete after it.
@@ -187,6 +197,7 @@ impl SendOp {
             Self::Write(_) | Self::WriteImm(..) => CompletionKind::Write,
             Self::CompareSwap { .. } => CompletionKind::CompareSwap,
             Self::FetchAdd { .. } => CompletionKind::FetchAdd,
+            Self::Append { .. } => CompletionKind::Append,
             Self::Flush { .. } => CompletionKind::Flush,
         }
     }
@@ -246,6 +257,7 @@ pub enum CompletionKind {
     Write,
     CompareSwap,
     FetchAdd,
+    Append,
     Flush,
     Bind,
     Invalidate,

@@ -43,7 +43,44 @@ pub enum FileWrite {
     Faults,
 }
 
-/// The target's side of target translation: the NIC engine reads files without an RPC worker.
+/// An atomic operation on eight bytes of a file, which are a little-endian number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileAtomic {
+    /// Stores `swap` if `expect` is there.
+    CompareSwap {
+        /// The value to compare with.
+        expect: u64,
+        /// The value to store.
+        swap: u64,
+    },
+    /// Adds to the value; it wraps around.
+    FetchAdd {
+        /// The value to add.
+        add: u64,
+    },
+}
+
+impl FileAtomic {
+    /// The value that is there afterwards, if `old` was there before.
+    pub const fn apply(self, old: u64) -> u64 {
+        match self {
+            Self::CompareSwap { expect, swap } if old == expect => swap,
+            Self::CompareSwap { .. } => old,
+            Self::FetchAdd { add } => old.wrapping_add(add),
+        }
+    }
+}
+
+/// What the NIC engine achieved of an atomic operation on a file, or of an append.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileValue {
+    /// It is done; this was the value before, or is the offset of the appended bytes.
+    Done(u64),
+    /// It has to wait first. The queue pair stalls while `atomic_file_faulting` or `append_file_faulting` does it.
+    Faults,
+}
+
+/// The target's side of target translation: the NIC engine reads and changes files without an RPC worker.
 pub trait FileTarget: Send + Sync {
     /// Fills `out` with the file's bytes from `offset` on: holes and unwritten ranges as zeros, pages that are not resident (or change all the time)
     /// as the magic pattern. A target that faults instead leaves `out` alone. Never blocks on disk, network or a lock held across one.
@@ -75,12 +112,12 @@ pub trait FileTarget: Send + Sync {
         Err(WcStatus::RemoteInvalid)
     }
 
-    /// Overwrites bytes that the file has; its length, mapping and times stay. Never blocks on disk, network or a lock held across one. For
-    /// comparisons only: by default a target refuses such writes.
+    /// Overwrites bytes that the file has; its length stays. Never blocks on disk, network or a lock held across one. By default a target refuses such
+    /// writes, and all other changes of files.
     ///
     /// # Errors
-    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to write, or if the file has no bytes there;
-    /// `RemoteInvalid` if this target takes no writes to files; `RemoteOperation` if the write cannot be done in this way now.
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or may not be written there, or if the file ends before; `RemoteInvalid`
+    /// if this target takes no writes to files; `RemoteOperation` if the write cannot be done in this way now.
     fn write_file(
         &self,
         owner: RegionOwner,
@@ -104,6 +141,61 @@ pub trait FileTarget: Send + Sync {
         bytes: &[u8],
     ) -> Result<(), WcStatus> {
         let _ = (owner, filekey, offset, bytes);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Does an atomic operation on the eight bytes at `offset`, a multiple of 8. Never blocks, like `write_file`.
+    ///
+    /// # Errors
+    /// As `write_file`.
+    fn atomic_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        operation: FileAtomic,
+    ) -> Result<FileValue, WcStatus> {
+        let _ = (owner, filekey, offset, operation);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Does an atomic operation for which `atomic_file` returned `Faults`, and returns the value before. May block: never called on the NIC engine's
+    /// thread.
+    ///
+    /// # Errors
+    /// As `write_file`.
+    fn atomic_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        operation: FileAtomic,
+    ) -> Result<u64, WcStatus> {
+        let _ = (owner, filekey, offset, operation);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Places the bytes at the end of the file, together, and makes it longer. Never blocks, like `write_file`.
+    ///
+    /// # Errors
+    /// As `write_file`.
+    fn append_file(&self, owner: RegionOwner, filekey: FileKey, bytes: &[u8]) -> Result<FileValue, WcStatus> {
+        let _ = (owner, filekey, bytes);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Does an append for which `append_file` returned `Faults`, and returns the offset of the bytes. May block: never called on the NIC engine's
+    /// thread.
+    ///
+    /// # Errors
+    /// As `write_file`.
+    fn append_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        bytes: &[u8],
+    ) -> Result<u64, WcStatus> {
+        let _ = (owner, filekey, bytes);
         Err(WcStatus::RemoteInvalid)
     }
 

@@ -207,6 +207,8 @@ fn what(
             What::CompareSwap { far: atomic(remote)?, expect, swap }
         }
         SendOp::FetchAdd { remote, add } => What::FetchAdd { far: atomic(remote)?, add },
+        // No RNIC knows where a file ends: APPEND takes a target that translates.
+        SendOp::Append { .. } => return Err(WcStatus::RemoteInvalid),
         SendOp::Flush { .. } if len > 0 => return Err(WcStatus::LocalLength),
         SendOp::Flush { remote, len, placement } => {
             let far = far(remote)?;

@@ -154,10 +154,13 @@ impl Storage {
             }
         }
         assert_eq!(figures.dirty_frames, dirty, "dirty frames are counted exactly");
+        let held = |file: u64| self.file(file).grants.lock().held();
+        let (spare, taken) =
+            self.meta.files().into_iter().map(held).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
         assert_eq!(
-            figures.free_frames + resident.len() as u32,
+            figures.free_frames + resident.len() as u32 + spare,
             figures.frames,
-            "every frame is free or owned"
+            "every frame is free, owned, or a grant's"
         );
         assert_eq!(figures.leaked_frames, 0);
         // No extent names a free pool page, and no two files have the same pool page.
@@ -176,7 +179,7 @@ impl Storage {
             assert_eq!(allocated, file.allocated_pages() * PAGE_SIZE_U64);
         }
         let space = self.files.space().figures();
-        assert_eq!(space.used, used.len() as u64, "used space is exact");
+        assert_eq!(space.used, used.len() as u64 + taken, "used space is exact");
         assert_eq!(space.free + space.quarantined + space.used, self.pool_pages);
         for frame in &resident {
             let page = self.pages.frames().owner(*frame).expect("checked above");

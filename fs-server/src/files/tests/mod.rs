@@ -3,6 +3,7 @@
 mod answers;
 mod concurrent;
 mod crash;
+mod grants;
 mod harness;
 mod images;
 mod policies;

@@ -7,7 +7,7 @@ use crate::bits;
 use crate::files::FilesConfig;
 use crate::files::fetch;
 use crate::files::write_back::{write_back, write_back_all};
-use crate::files::{FileRegion, Files, OpenedRegion};
+use crate::files::{FileRegion, Files, Grantee, OpenedRegion, grant_write};
 use crate::files::{WriteAt, load};
 use crate::pages::policy::{PolicyName, RegionPolicy, Technique};
 use crate::pages::{Pages, PagesConfig, Sink, Source};
@@ -16,7 +16,7 @@ use crate::pool::simdisk::{SimDisk, SimFault};
 use crate::pool::space::Space;
 use crate::pool::{CachedDisk, CachedPool, DATA_START, DataFiles, PageSums, Reach, SumLayout};
 use cuttlefs_common::ids::{FilePage, FrameIndex, InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
-use cuttlefs_common::rdma::{FileRead, FileTarget, FileWrite, RegionOwner, WcStatus};
+use cuttlefs_common::rdma::{FileRead, FileTarget, FileWrite, PeerKey, RegionOwner, WcStatus};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::Rights;
 use cuttlefs_common::status::Status;
@@ -257,18 +257,25 @@ fn a_mapped_page_is_written_with_its_checksum() {
 }
 
 #[test]
-fn no_other_policy_takes_one_sided_writes() {
+fn all_other_policies_take_one_sided_writes_under_a_grant_or_not_at_all() {
     use Technique::{Hotspot, Magic, Tiering};
     let meta = Records::default();
     meta.create(INO);
     let with =
         |techniques: &[Technique]| RegionPolicy::with(PolicyName::RpcDirect, techniques).expect("a policy");
-    for policy in [RegionPolicy::default(), with(&[]), with(&[Tiering, Hotspot, Magic])] {
+    let (granted, never) = (WcStatus::RemoteAccess, WcStatus::RemoteInvalid);
+    let all = with(&[Tiering, Hotspot, Magic]);
+    for (policy, refusal) in [(RegionPolicy::default(), granted), (with(&[]), never), (all, granted)] {
         let files = served(policy, &meta, None);
         let disk = SimDisk::new(POOL_PAGES, files.pages.frames().memory().clone());
         let opened = open(&files);
         put(&files, &disk, &opened.file);
-        assert_eq!(files.write_file(ME, opened.filekey, 0, b"no"), Err(WcStatus::RemoteInvalid));
-        assert_eq!(files.write_file_faulting(ME, opened.filekey, 0, b"no"), Err(WcStatus::RemoteInvalid));
+        assert_eq!(files.write_file(ME, opened.filekey, 0, b"no"), Err(refusal));
+        assert_eq!(files.write_file_faulting(ME, opened.filekey, 0, b"no"), Err(refusal));
+        assert_eq!(files.append_file(ME, opened.filekey, b"no"), Err(refusal));
+        let pages = files.grants.take(&PeerKey::User(0), true, 1).expect("a page");
+        let grantee = Grantee { owner: ME, filekey: opened.filekey };
+        let grant = block_on(grant_write(&files, &disk, &opened.file, grantee, (0, 8), pages));
+        assert_eq!(grant.err(), (refusal == never).then_some(Status::Unsupported));
     }
 }

@@ -256,7 +256,7 @@ impl World {
         assert_eq!(view.size, model.bytes.len() as u64);
         assert_eq!(view.generation, files.layout(&opened.file, FilePage(0), 1).generation);
         drop(opened.file);
-        assert!(files.close(OWNER, opened.filekey).expect("closes").last);
+        assert!(files.close(OWNER, opened.filekey).expect("closes")[0].last);
     }
 }
 

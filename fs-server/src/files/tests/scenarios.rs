@@ -291,7 +291,7 @@ fn filekeys_guard_what_the_nic_engine_reads() {
     assert_eq!(files.read_file(me, writable, 0, &mut out), Err(WcStatus::RemoteAccess));
     assert_eq!(files.read_bitmap(other, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
     assert_eq!(files.read_file(me, 12345.into(), 0, &mut out), Err(WcStatus::RemoteAccess));
-    assert!(!files.close(me, writable).expect("closes").last);
+    assert!(!files.close(me, writable).expect("closes")[0].last);
     let closed = files.revoke(me);
     assert_eq!(closed.len(), 1);
     assert!(closed[0].last && closed[0].ino == INO);
@@ -306,7 +306,7 @@ fn an_open_file_is_not_reaped_and_a_reaped_one_is_stale() {
     let opened = files.open(RegionOwner(1), INO, Rights { read: true, write: true }).expect("opens");
     let gone = || storage.meta.remove(INO).map(|_| false);
     assert_eq!(block_on(reap(files, INO, gone)), Err(Status::Busy));
-    assert!(files.close(RegionOwner(1), opened.filekey).expect("closes").last);
+    assert!(files.close(RegionOwner(1), opened.filekey).expect("closes")[0].last);
     assert_eq!(block_on(reap(files, INO, gone)), Ok(3));
     let at = WriteAt::End;
     let late = block_on(write(files, &storage.disk, &opened.file, at, Source::Bytes(&[1])));

@@ -1,7 +1,7 @@
 //! Requests that move file bytes.
 
 use super::{Body, Call, body, done};
-use crate::files::{self, FileRegion, WriteAt};
+use crate::files::{self, FileRegion, KeyedFile, WriteAt};
 use crate::meta::ClientChange;
 use crate::pages;
 use crate::rpc::bounce::Bounce;
@@ -35,25 +35,34 @@ impl Call<'_> {
     }
 
     /// Takes the privileges from a file that a change of its contents by this user must take.
-    fn take_privileges(&self, ino: InodeNo) -> Result<(), Status> {
+    pub(super) fn take_privileges(&self, ino: InodeNo) -> Result<(), Status> {
         self.context.server.take_privileges(self.asker(), ino)
     }
 
-    fn readable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
-        let (file, rights) = self.context.server.files.resolve(self.session.number(), filekey)?;
-        if rights.read { Ok(file) } else { Err(Status::Denied) }
+    /// The file of a filekey that may read these bytes: an offset, and a length.
+    fn readable(&self, filekey: FileKey, (offset, len): (u64, u64)) -> Result<Arc<FileRegion>, Status> {
+        let keyed = self.context.server.files.keyed(self.session.number(), filekey)?;
+        let may = keyed.rights.read && keyed.holds(offset, offset.saturating_add(len));
+        if may { Ok(keyed.file) } else { Err(Status::Denied) }
     }
 
     /// Checks that a file's chattr marks allow a change other than by write(2).
-    fn check_marks(&self, file: &FileRegion, adds: bool) -> Result<(), Status> {
+    pub(super) fn check_marks(&self, file: &FileRegion, adds: bool) -> Result<(), Status> {
         let flags = self.context.server.meta.attr(file.ino())?.flags;
         let fixed = flags.has(InodeFlags::IMMUTABLE) || (!adds && flags.has(InodeFlags::APPEND_ONLY));
         if fixed { Err(Status::NotPermitted) } else { Ok(()) }
     }
 
-    fn writable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
-        let (file, rights) = self.context.server.files.resolve(self.session.number(), filekey)?;
-        if rights.write { Ok(file) } else { Err(Status::Denied) }
+    /// The file of a filekey that may write somewhere.
+    pub(super) fn keyed_to_write(&self, filekey: FileKey) -> Result<KeyedFile, Status> {
+        let keyed = self.context.server.files.keyed(self.session.number(), filekey)?;
+        if keyed.rights.write { Ok(keyed) } else { Err(Status::Denied) }
+    }
+
+    /// The file of a filekey that may write these bytes.
+    fn writable(&self, filekey: FileKey, (offset, len): (u64, u64)) -> Result<Arc<FileRegion>, Status> {
+        let keyed = self.keyed_to_write(filekey)?;
+        if keyed.holds(offset, offset.saturating_add(len)) { Ok(keyed.file) } else { Err(Status::Denied) }
     }
 }
 
@@ -66,7 +75,7 @@ pub(super) async fn fetch(
     sink: Sink,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
-    let file = call.readable(filekey)?;
+    let file = call.readable(filekey, (offset, len.into()))?;
     let disk = call.context.disk.as_ref();
     let len = len as usize;
     let valid_len = match sink {
@@ -169,7 +178,8 @@ pub(super) async fn write(
     payload: Payload<'_>,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
-    let file = call.writable(filekey)?;
+    let keyed = call.keyed_to_write(filekey)?;
+    let file = keyed.file.clone();
     if !append && file.append_only.load(Ordering::Relaxed) {
         return Err(Status::NotPermitted);
     }
@@ -182,7 +192,8 @@ pub(super) async fn write(
     let source = gather(call, payload, &mut bounce).await?;
     // All bytes are here now, so that a client that restores changes of this file does not wait for this peer.
     let changing = files::begin_change(&server.files, &file, call.changed).await?;
-    let written = files::write_for(&server.files, disk, &file, at, source, asked).await?;
+    let may = |start, end| if keyed.holds(start, end) { Ok(()) } else { Err(Status::Denied) };
+    let written = files::write_within(&server.files, disk, &file, at, source, asked, &may).await?;
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
     // While others sync, the disk is busy, and a sync that is asked for after theirs is shared by many.
@@ -246,7 +257,7 @@ pub(super) async fn allocate(
     len: u64,
     how: Allocate,
 ) -> Result<Body, Status> {
-    let file = call.writable(filekey)?;
+    let file = call.writable(filekey, (offset, len))?;
     let adds = matches!(how, Allocate::Reserve { .. });
     call.check_marks(&file, adds)?;
     call.take_privileges(file.ino())?;
@@ -268,7 +279,14 @@ pub(super) async fn restore(
     change: u64,
     what: Restored<Payload<'_>>,
 ) -> Result<Body, Status> {
-    let file = call.writable(filekey)?;
+    let range = match what {
+        Restored::Bytes { offset, bytes: Payload::Inline(bytes) } => (offset, bytes.len() as u64),
+        Restored::Bytes { offset, bytes: Payload::Pull(buffer) } => (offset, buffer.len.into()),
+        Restored::Allocate { offset, len, .. } => (offset, len),
+        // All behind the end.
+        Restored::End(size) => (size, u64::MAX),
+    };
+    let file = call.writable(filekey, range)?;
     call.take_privileges(file.ino())?;
     let by = (ClientChange { client: call.session.client(), change }, call.session.peer().key());
     // All bytes are here before another request waits for this one.
@@ -299,7 +317,7 @@ pub(super) async fn copy_range(
     (to, to_offset): (FileKey, u64),
     len: u64,
 ) -> Result<Body, Status> {
-    let (from, to) = (call.readable(from)?, call.writable(to)?);
+    let (from, to) = (call.readable(from, (from_offset, len))?, call.writable(to, (to_offset, len))?);
     call.check_marks(&to, false)?;
     call.take_privileges(to.ino())?;
     let disk = call.context.disk.as_ref();

@@ -1,12 +1,13 @@
 //! Requests about open files: filekeys begin and end here.
 
 use super::{Body, Call, PIECES_A_TURN, body, done};
-use crate::files;
+use crate::files::{self, KeyedFile};
 use crate::meta::Operation;
 use crate::pages::policy::Exposure;
 use crate::shares::Resource;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr};
-use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
+use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::{OpenBy, Opened, Reply, Rights, Space};
 use cuttlefs_common::status::Status;
 
@@ -14,7 +15,7 @@ use cuttlefs_common::status::Status;
 const MAX_LAYOUT_EXTENTS: usize = 2048;
 
 /// Checks that a file's chattr marks allow an open; they bind every user. Writes to an append-only file are checked one by one to be at its end.
-fn check_marks(attr: &Attr, rights: Rights, truncate: bool) -> Result<(), Status> {
+pub(super) fn check_marks(attr: &Attr, rights: Rights, truncate: bool) -> Result<(), Status> {
     let changes = rights.write || truncate;
     let forbidden = (changes && attr.flags.has(InodeFlags::IMMUTABLE))
         || (truncate && attr.flags.has(InodeFlags::APPEND_ONLY));
@@ -53,8 +54,8 @@ impl Call<'_> {
         if server.files.pages().policy().exposure != Exposure::Pinned || !rights.read {
             return Ok(opened);
         }
-        let loaded = match server.files.resolve(self.session.number(), opened.filekey) {
-            Ok((file, _)) => files::load(&server.files, self.context.disk.as_ref(), &file).await,
+        let loaded = match server.files.keyed(self.session.number(), opened.filekey) {
+            Ok(keyed) => files::load(&server.files, self.context.disk.as_ref(), &keyed.file).await,
             Err(status) => Err(status),
         };
         if let Err(status) = loaded {
@@ -160,13 +161,27 @@ pub(super) fn layout(
     max_extents: u32,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
-    let (file, rights) = server.files.resolve(call.session.number(), filekey)?;
+    let KeyedFile { file, rights, part } = server.files.keyed(call.session.number(), filekey)?;
     if !rights.read {
         return Err(Status::Denied);
     }
     file.usable()?;
     let max_extents = (max_extents as usize).min(MAX_LAYOUT_EXTENTS);
-    body(&Reply::Layout(server.files.layout(&file, first_page, max_extents)))
+    let mut layout = server.files.layout(&file, first_page, max_extents);
+    if let Some(part) = part {
+        let (first, end) = (part.start / PAGE_SIZE_U64, part.end.div_ceil(PAGE_SIZE_U64));
+        layout.extents = layout.extents.iter().filter_map(|extent| clip(extent, first, end)).collect();
+    }
+    body(&Reply::Layout(layout))
+}
+
+/// The part of an extent that is in the file pages `[first, end)`.
+fn clip(extent: &Extent, first: u64, end: u64) -> Option<Extent> {
+    let from = extent.file_page.0.max(first);
+    let to = extent.file_end().0.min(end);
+    let skipped = from - extent.file_page.0;
+    let (file_page, pool_page) = (FilePage(from), PoolPage(extent.pool_page.0 + skipped));
+    (from < to).then(|| Extent { file_page, pool_page, len_pages: to - from, state: extent.state })
 }
 
 pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {

@@ -27,7 +27,7 @@ use crate::rpc::reply::Body;
 use crate::server::Server;
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::rpc::Request;
+use cuttlefs_common::rpc::{RegionKey, Request};
 use cuttlefs_common::status::Status;
 use std::cell::RefCell;
 use std::time::Duration;
@@ -92,7 +92,9 @@ fn tells_of_contents(server: &Server, request: &Request<'_>) -> bool {
         | Request::Seek { .. }
         | Request::Write { .. }
         | Request::Allocate { .. }
-        | Request::CopyRange { .. } => true,
+        | Request::CopyRange { .. }
+        | Request::OpenRegion { .. }
+        | Request::GrantWrite { .. } => true,
         Request::SetAttr { set, .. } => set.size.is_some(),
         _ => false,
     }
@@ -127,6 +129,21 @@ pub(super) async fn decided(call: &Call<'_>, request: &mut Request<'_>) -> Resul
             }
             Named::Undecided | Named::Gone => return Err(Status::Stale),
         }
+    }
+    Ok(())
+}
+
+/// Resolves when a binding is there, or it is known that it will not be: in the grace period its client may still bind the range again.
+///
+/// # Errors
+/// `SessionExpired` if the session ended meanwhile.
+pub(super) async fn bound(call: &Call<'_>, key: &RegionKey) -> Result<(), Status> {
+    let server = &call.context.server;
+    while server.files.region(key).is_err()
+        && server.sessions.may_reclaim(key.client)
+        && server.sessions.has_recovered(call.session.client())
+    {
+        pause(call, SOON).await?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ mod grace;
 mod locks;
 mod names;
 mod recall;
+mod regions;
 mod sample;
 mod status;
 
@@ -189,6 +190,18 @@ pub(crate) async fn run(
         Request::ReclaimLocks { locks } => locks::reclaim(&call, &locks).await,
         Request::Restore { filekey, change, what } => {
             grace::with_space(&call, async || data::restore(&call, filekey, change, what).await).await
+        }
+        Request::Bind { filekey, offset, len, rights, lifetime_ms } => {
+            regions::bind(&call, filekey, (offset, len), rights, lifetime_ms)
+        }
+        Request::BindAgain { filekey, key } => regions::bind_again(&call, filekey, &key).await,
+        Request::Unbind { number } => regions::unbind(&call, number).await,
+        Request::OpenRegion { key } => regions::open(&call, &key).await,
+        Request::GrantWrite { filekey, offset, len } => {
+            grace::with_space(&call, async || regions::grant(&call, filekey, (offset, len)).await).await
+        }
+        Request::ReturnGrant { filekey, offset, len } => {
+            regions::return_grant(&call, filekey, (offset, len)).await
         }
     }
 }

@@ -131,7 +131,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let locks = server.locks.figures();
     let nic = server.rnics.figures();
     let metadata = server.meta.store_figures();
-    let status = json!({
+    let mut status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "rpc_protocol": PROTOCOL_VERSION,
         "pid": std::process::id(),
@@ -310,6 +310,18 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "fetched_bytes": server.counters.fetched_bytes.load(Relaxed),
         "fetched_aside": server.counters.fetched_aside.load(Relaxed),
         "syncs_ahead": server.counters.syncs_ahead.load(Relaxed),
+    });
+    // The macro cannot take more at once.
+    status["file_regions"] = json!({
+        "bound": files.bound_regions,
+        "opened": files.opened_regions,
+        "write_grants": files.grants.grants,
+        "granted_pages": files.grants.pages,
+        "granted_pages_bound": files.grants.pages_bound,
+        "onesided_atomics": counts.target_atomics,
+        "onesided_appends": counts.target_appends,
+        // One-sided changes that a worker had to make.
+        "grant_faults": counts.grant_faults,
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {

@@ -397,6 +397,8 @@ impl ShmQp {
             SendOp::FetchAdd { remote, add } => {
                 self.atomic(sending, &local, remote, |word| word.fetch_add(add, Ordering::AcqRel))
             }
+            // Here the initiator translates, and only the target may change files.
+            SendOp::Append { .. } => Err(WcStatus::RemoteInvalid),
         };
         match result {
             Ok(len) => Step::Done { len },

@@ -17,7 +17,7 @@
 use super::engine::Engine;
 use crate::ids::FileKey;
 use crate::panic_ends;
-use crate::rdma::verbs::{FileTarget, RegionOwner};
+use crate::rdma::verbs::{FileAtomic, FileTarget, RegionOwner};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
@@ -47,6 +47,10 @@ pub(super) enum FaultAccess {
     Read(usize),
     /// Write these bytes, and acknowledge if `ack`.
     Write { bytes: Vec<u8>, ack: bool },
+    /// Do this to eight bytes.
+    Atomic(FileAtomic),
+    /// Place these bytes at the end; the fault's offset means nothing.
+    Append(Vec<u8>),
 }
 
 #[derive(Default)]

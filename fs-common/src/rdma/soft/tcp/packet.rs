@@ -11,7 +11,7 @@
 //! | 16     | 8     | sequence | counts a side's requests from 1; a reply repeats its request's |
 //! | 24     | 8     | key      | rkey or filekey |
 //! | 32     | 8     | offset   | byte offset in the region or file; of a bitmap, its first page |
-//! | 40     | 8     | first    | expected value, addend, or an atomic's old value; bytes a FLUSH covers |
+//! | 40     | 8     | first    | expected value, addend, or an atomic's old value; bytes a FLUSH covers; where an APPEND placed its bytes |
 //! | 48     | 8     | second   | value to swap in; of a FLUSH 1: to visibility, 2: to persistence |
 //! | 56     | 4     | word     | immediate data; of a Nak, the status; of a READ, the bytes it asks for |
 //! | 60     | 4     | header   | CRC32C of the 60 bytes before |
@@ -27,8 +27,8 @@ use crate::rdma::verbs::{Placement, WcStatus};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Version of the packet protocol. 1: the first. 2: FLUSH, messages of 68 KiB. 3: headers have a checksum of their own.
-pub const PACKET_VERSION: u8 = 3;
+/// Version of the packet protocol. 1: the first. 2: FLUSH, messages of 68 KiB. 3: headers have a checksum of their own. 4: atomics on files, APPEND.
+pub const PACKET_VERSION: u8 = 4;
 /// Bytes of a header.
 pub const PACKET_HEADER_LEN: usize = 64;
 /// Payload of Hello and Welcome: largest message, largest transfer (u32 each), eight bytes reserved as zero.
@@ -78,6 +78,14 @@ pub enum PacketKind {
     FlushAck = 16,
     /// One-sided write to a file.
     WriteFile = 17,
+    /// Compare and swap in a file.
+    CompareSwapFile = 18,
+    /// Fetch and add in a file.
+    FetchAddFile = 19,
+    /// One-sided append to a file.
+    Append = 20,
+    /// An append was done.
+    AppendReply = 21,
 }
 
 /// The fields that a kind uses.
@@ -123,6 +131,10 @@ impl PacketKind {
             15 => Self::Flush,
             16 => Self::FlushAck,
             17 => Self::WriteFile,
+            18 => Self::CompareSwapFile,
+            19 => Self::FetchAddFile,
+            20 => Self::Append,
+            21 => Self::AppendReply,
             _ => return None,
         })
     }
@@ -147,12 +159,13 @@ impl PacketKind {
             Self::ReadMemory | Self::ReadFile | Self::ReadBitmap => {
                 Uses { key: true, offset: true, wanted: true, ..NOTHING }
             }
-            Self::CompareSwap | Self::Flush => {
+            Self::CompareSwap | Self::CompareSwapFile | Self::Flush => {
                 Uses { key: true, offset: true, first: true, second: true, ..NOTHING }
             }
-            Self::FetchAdd => Uses { key: true, offset: true, first: true, ..NOTHING },
+            Self::FetchAdd | Self::FetchAddFile => Uses { key: true, offset: true, first: true, ..NOTHING },
+            Self::Append => Uses { max_payload: MAX_TRANSFER_BYTES, key: true, ..NOTHING },
             Self::ReadReply => Uses { max_payload: MAX_TRANSFER_BYTES, ..NOTHING },
-            Self::AtomicReply => Uses { first: true, ..NOTHING },
+            Self::AtomicReply | Self::AppendReply => Uses { first: true, ..NOTHING },
             Self::WriteAck | Self::Nak | Self::FlushAck => NOTHING,
         }
     }
@@ -161,7 +174,10 @@ impl PacketKind {
     pub const fn is_request(self) -> bool {
         let number = self as u8;
         (number >= Self::Send as u8 && number <= Self::FetchAdd as u8)
-            || matches!(self, Self::Flush | Self::WriteFile)
+            || matches!(
+                self,
+                Self::Flush | Self::WriteFile | Self::CompareSwapFile | Self::FetchAddFile | Self::Append
+            )
     }
 }
 
@@ -199,7 +215,7 @@ pub struct PacketHeader {
     pub key: u64,
     /// Offset in the region or file.
     pub offset: u64,
-    /// Expected value, addend or old value; a FLUSH's length.
+    /// Expected value, addend or old value; a FLUSH's length; an APPEND's place.
     pub first: u64,
     /// Value to swap in; a FLUSH's placement.
     pub second: u64,

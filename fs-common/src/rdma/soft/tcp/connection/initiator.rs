@@ -21,7 +21,10 @@ pub(super) struct Pending {
     pub(super) sent_at: u64,
     /// The reply may be shorter, at the end of a file.
     pub(super) may_be_short: bool,
+    /// Where the bytes of the reply go.
     pub(super) local: LocalRange,
+    /// Bytes that were sent.
+    pub(super) sent_len: u32,
 }
 
 impl TcpQp {
@@ -52,6 +55,7 @@ impl TcpQp {
             Ok(local) => local,
             Err(status) => return refuse(status),
         };
+        let mut placed = None;
         let mut header = PacketHeader::new(PacketKind::Send, sending.sequence + 1);
         let mut expects = None;
         let mut may_be_short = false;
@@ -98,6 +102,25 @@ impl TcpQp {
                 (header.kind, header.key, header.offset) = (PacketKind::FetchAdd, rkey.0.into(), offset);
                 header.first = add;
                 expects = Some(PacketKind::AtomicReply);
+            }
+            SendOp::CompareSwap { remote: Remote::File { filekey, offset }, expect, swap } => {
+                (header.kind, header.key, header.offset) = (PacketKind::CompareSwapFile, filekey.0, offset);
+                (header.first, header.second) = (expect, swap);
+                expects = Some(PacketKind::AtomicReply);
+            }
+            SendOp::FetchAdd { remote: Remote::File { filekey, offset }, add } => {
+                (header.kind, header.key, header.offset) = (PacketKind::FetchAddFile, filekey.0, offset);
+                header.first = add;
+                expects = Some(PacketKind::AtomicReply);
+            }
+            SendOp::Append { filekey, placed: at } => {
+                placed = match self.core.registry.local(at, true) {
+                    Ok(at) if at.len == 8 => Some(at),
+                    Ok(_) => return refuse(WcStatus::LocalLength),
+                    Err(status) => return refuse(status),
+                };
+                (header.kind, header.key) = (PacketKind::Append, filekey.0);
+                expects = Some(PacketKind::AppendReply);
             }
             SendOp::Flush { remote: Remote::Memory { rkey, offset }, len, placement } => {
                 (header.kind, header.key, header.offset) = (PacketKind::Flush, rkey.0.into(), offset);
@@ -149,7 +172,8 @@ impl TcpQp {
                 expects,
                 sent_at: sending.put_bytes,
                 may_be_short,
-                local,
+                local: placed.unwrap_or(local),
+                sent_len: payload_len as u32,
             });
         }
         Ok(())
@@ -212,13 +236,14 @@ impl TcpQp {
         let old = header.first.to_le_bytes();
         let arrived = match header.kind {
             PacketKind::ReadReply => Some(payload),
-            PacketKind::AtomicReply => Some(&old[..]),
+            PacketKind::AtomicReply | PacketKind::AppendReply => Some(&old[..]),
             _ => None,
         };
         let placed = match arrived {
             Some(bytes) => pending.local.hold().map(|held| {
                 held.write(bytes);
-                bytes.len() as u32
+                // A completion tells how many bytes arrived; that of an APPEND, how many it placed.
+                if header.kind == PacketKind::AppendReply { pending.sent_len } else { bytes.len() as u32 }
             }),
             None => Ok(pending.local.len as u32),
         };

@@ -12,7 +12,9 @@ use crate::rdma::soft::region::Need;
 use crate::rdma::soft::tcp::engine::token;
 use crate::rdma::soft::tcp::faults::{Fault, FaultAccess};
 use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, PacketKind};
-use crate::rdma::verbs::{FileRead, FileTarget, FileWrite, QpState, RegionOwner, WcStatus};
+use crate::rdma::verbs::{
+    FileAtomic, FileRead, FileTarget, FileValue, FileWrite, QpState, RegionOwner, WcStatus,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -73,25 +75,12 @@ impl TcpQp {
                     Ok(wanted)
                 })
             }
-            PacketKind::ReadFile | PacketKind::WriteFile | PacketKind::ReadBitmap => {
-                let target = self.file_target.read().clone().ok_or(End::Refused(WcStatus::RemoteInvalid))?;
-                let owner = self.core.owner();
-                if owner.0 == 0 {
-                    return Err(End::Refused(WcStatus::RemoteAccess));
-                }
-                let filekey = FileKey(header.key);
-                if header.kind == PacketKind::ReadFile {
-                    self.read_file(header, target, owner)
-                } else if header.kind == PacketKind::WriteFile {
-                    self.write_file(header, payload, target, owner)
-                } else if !header.offset.is_multiple_of(8) {
-                    Err(End::Refused(WcStatus::RemoteInvalid))
-                } else {
-                    self.reply(reply, wanted, |out| {
-                        target.read_bitmap(owner, filekey, header.offset, out).map(|()| wanted)
-                    })
-                }
-            }
+            PacketKind::ReadFile
+            | PacketKind::WriteFile
+            | PacketKind::ReadBitmap
+            | PacketKind::CompareSwapFile
+            | PacketKind::FetchAddFile
+            | PacketKind::Append => self.serve_file(header, payload),
             PacketKind::CompareSwap | PacketKind::FetchAdd => {
                 let region = remote(8, Need::Atomic)?;
                 let touch = region.touch().ok_or(gone)?;
@@ -111,6 +100,36 @@ impl TcpQp {
                 "a {:?} packet came inside the connection",
                 header.kind
             )))),
+        }
+    }
+
+    /// Executes a request that names a file.
+    fn serve_file(&self, header: &PacketHeader, payload: &[u8]) -> Result<(), End> {
+        let target = self.file_target.read().clone().ok_or(End::Refused(WcStatus::RemoteInvalid))?;
+        let owner = self.core.owner();
+        if owner.0 == 0 {
+            return Err(End::Refused(WcStatus::RemoteAccess));
+        }
+        let (filekey, wanted) = (FileKey(header.key), header.wanted as usize);
+        match header.kind {
+            PacketKind::ReadFile => self.read_file(header, target, owner),
+            PacketKind::WriteFile => self.write_file(header, payload, target, owner),
+            PacketKind::Append => self.append_file(header, payload, target, owner),
+            // Bitmaps are read in whole bytes, and atomics are of aligned words.
+            _ if !header.offset.is_multiple_of(8) => Err(End::Refused(WcStatus::RemoteInvalid)),
+            PacketKind::CompareSwapFile => {
+                let operation = FileAtomic::CompareSwap { expect: header.first, swap: header.second };
+                self.change_word(header, operation, target, owner)
+            }
+            PacketKind::FetchAddFile => {
+                self.change_word(header, FileAtomic::FetchAdd { add: header.first }, target, owner)
+            }
+            _ => {
+                let reply = PacketHeader::new(PacketKind::ReadReply, header.sequence);
+                self.reply(reply, wanted, |out| {
+                    target.read_bitmap(owner, filekey, header.offset, out).map(|()| wanted)
+                })
+            }
         }
     }
 
@@ -167,6 +186,54 @@ impl TcpQp {
         }
     }
 
+    fn change_word(
+        &self,
+        header: &PacketHeader,
+        operation: FileAtomic,
+        target: Arc<dyn FileTarget>,
+        owner: RegionOwner,
+    ) -> Result<(), End> {
+        let (filekey, offset) = (FileKey(header.key), header.offset);
+        match target.atomic_file(owner, filekey, offset, operation).map_err(End::Refused)? {
+            FileValue::Done(old) => self.reply_value(PacketKind::AtomicReply, header.sequence, old),
+            FileValue::Faults => self.stall(Fault {
+                number: token(self),
+                sequence: header.sequence,
+                target,
+                owner,
+                filekey,
+                offset,
+                access: FaultAccess::Atomic(operation),
+            }),
+        }
+    }
+
+    fn append_file(
+        &self,
+        header: &PacketHeader,
+        bytes: &[u8],
+        target: Arc<dyn FileTarget>,
+        owner: RegionOwner,
+    ) -> Result<(), End> {
+        let filekey = FileKey(header.key);
+        match target.append_file(owner, filekey, bytes).map_err(End::Refused)? {
+            FileValue::Done(offset) => self.reply_value(PacketKind::AppendReply, header.sequence, offset),
+            FileValue::Faults => self.stall(Fault {
+                number: token(self),
+                sequence: header.sequence,
+                target,
+                owner,
+                filekey,
+                offset: 0,
+                access: FaultAccess::Append(bytes.to_vec()),
+            }),
+        }
+    }
+
+    fn reply_value(&self, kind: PacketKind, sequence: u64, value: u64) -> Result<(), End> {
+        self.reply(PacketHeader { first: value, ..PacketHeader::new(kind, sequence) }, 0, |_| Ok(0))
+    }
+
     fn acknowledge_write(&self, header: &PacketHeader) -> Result<(), End> {
         if !header.ack {
             return Ok(());
@@ -193,17 +260,26 @@ impl TcpQp {
     pub(in crate::rdma::soft::tcp) fn finish_fault(&self, fault: &Fault) {
         let result = SCRATCH.with_borrow_mut(|packet| {
             let Fault { sequence, ref target, owner, filekey, offset, ref access, .. } = *fault;
+            let header = |kind| PacketHeader::new(kind, sequence);
+            let with_value = |kind, first| Some((PacketHeader { first, ..header(kind) }, 0));
+            prepare(packet, if let FaultAccess::Read(wanted) = access { *wanted } else { 0 });
             let done = match access {
-                FaultAccess::Read(wanted) => {
-                    prepare(packet, *wanted);
+                FaultAccess::Read(_) => {
                     let out = &mut packet[PACKET_HEADER_LEN..];
                     let read = target.read_file_faulting(owner, filekey, offset, out);
-                    read.map(|len| Some((PacketKind::ReadReply, len)))
+                    read.map(|len| Some((header(PacketKind::ReadReply), len)))
                 }
                 FaultAccess::Write { bytes, ack } => {
-                    prepare(packet, 0);
                     let written = target.write_file_faulting(owner, filekey, offset, bytes);
-                    written.map(|()| ack.then_some((PacketKind::WriteAck, 0)))
+                    written.map(|()| ack.then_some((header(PacketKind::WriteAck), 0)))
+                }
+                FaultAccess::Atomic(operation) => {
+                    let old = target.atomic_file_faulting(owner, filekey, offset, *operation);
+                    old.map(|old| with_value(PacketKind::AtomicReply, old))
+                }
+                FaultAccess::Append(bytes) => {
+                    let placed = target.append_file_faulting(owner, filekey, bytes);
+                    placed.map(|at| with_value(PacketKind::AppendReply, at))
                 }
             };
             let mut sending = self.send.lock();
@@ -212,8 +288,8 @@ impl TcpQp {
             }
             match done {
                 Ok(reply) => {
-                    if let Some((kind, len)) = reply {
-                        seal(packet, PacketHeader::new(kind, sequence), len);
+                    if let Some((header, len)) = reply {
+                        seal(packet, header, len);
                         self.put_reply(&mut sending, packet)?;
                     }
                     sending.stalled = false;

@@ -1,0 +1,303 @@
+//! One-sided changes under write grants: WRITEs, atomics and APPENDs that the NIC engine executes (docs/file-regions.md; FileMR sections 3.2 and 4).
+//!
+//! # How it works
+//! The filekey gives the file, the right to write, and the part of the file that the key is good for. A WRITE or an atomic shares the file's order,
+//! as an overwrite by RPC does: length and mapping stay meanwhile, and the range must be before the end and granted. An APPEND has the file to
+//! itself, as an append by RPC has: so appends come one after another, whoever makes them. Its new pages are those that the grant has for the place.
+//! `Pages` changes the bytes under the page protocol, so that write-back, checksums and readers miss nothing; the file's times and change counter
+//! move as with any write.
+//!
+//! The engine waits for nothing. If a lock is not free, a page not in a frame, or metadata not in memory, the request is a fault (`one_sided_faults`).
+//!
+//! # Failure
+//! `RemoteAccess`, with nothing changed, for a filekey that is unknown, has no right to write or no grant of the range; for a range that is not all
+//! before the end of the file or not in the key's part; for a file that may only be appended to (not for APPEND), or has set-id bits or capabilities,
+//! which a write by RPC takes from it. `RemoteInvalid` under region policies without grants. `RemoteOperation` for a failed device, and at a stop.
+
+use super::range_table::{Piece, PieceState};
+use super::write::{changes_of, end_of};
+use super::{FileRegion, Files, KeyedFile};
+use crate::meta::NoteData;
+use crate::pages::{Base, PageChange, Stock, WordPlace, add};
+use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
+use cuttlefs_common::region::divide;
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Who makes the attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// The NIC engine, which never waits.
+    Engine,
+    /// A thread that may wait for the store.
+    FaultThread,
+}
+
+/// The pages of an append.
+struct Placement {
+    changes: Vec<PageChange>,
+    /// New pages, in the grant's space.
+    new: Vec<Piece>,
+    /// Pages that had space and no bytes.
+    converted: Vec<u64>,
+}
+
+/// The status for an RPC's.
+pub(super) fn refusal(status: Status) -> WcStatus {
+    match status {
+        Status::Stale | Status::Denied | Status::NotPermitted | Status::TooLarge => WcStatus::RemoteAccess,
+        Status::Unsupported => WcStatus::RemoteInvalid,
+        _ => WcStatus::RemoteOperation,
+    }
+}
+
+impl Files {
+    /// The file of a filekey that may change it one-sidedly.
+    pub(super) fn grantable(&self, owner: RegionOwner, filekey: FileKey) -> Result<KeyedFile, Status> {
+        if !self.grants_writes() {
+            return Err(Status::Unsupported);
+        }
+        let keyed = self.keyed(owner, filekey)?;
+        if !keyed.rights.write || keyed.file.is_directory() {
+            return Err(Status::Denied);
+        }
+        keyed.file.usable()?;
+        Ok(keyed)
+    }
+
+    /// Checks that a filekey may overwrite `[offset, end)`. The caller has the file's order, so that the answer stays true.
+    pub(super) fn check_overwrite(
+        &self,
+        keyed: &KeyedFile,
+        filekey: FileKey,
+        offset: u64,
+        end: u64,
+    ) -> Result<(), Status> {
+        let KeyedFile { file, .. } = keyed;
+        let may = keyed.holds(offset, end)
+            && !file.append_only.load(Ordering::Relaxed)
+            && end <= file.size()
+            && file.grants.lock().cover(filekey, offset, end);
+        if may { Ok(()) } else { Err(Status::Denied) }
+    }
+
+    /// Checks that a filekey may append at `[offset, end)`, under the same lock.
+    pub(super) fn check_append(
+        &self,
+        keyed: &KeyedFile,
+        filekey: FileKey,
+        offset: u64,
+        end: u64,
+    ) -> Result<(), Status> {
+        let may = keyed.holds(offset, end) && keyed.file.grants.lock().has(filekey);
+        if may { Ok(()) } else { Err(Status::Denied) }
+    }
+
+    /// Whether a change of the file can be made now, past all that an RPC does first. `Err`: it cannot be made one-sidedly at all.
+    fn is_plain(&self, file: &FileRegion, by: By) -> Result<bool, Status> {
+        // While clients may restore older changes, new ones are noted by range.
+        if self.newer.is_noting() {
+            return Ok(false);
+        }
+        match by {
+            By::Engine => Ok(self.meta.notes_at_once(file.ino())),
+            By::FaultThread if self.meta.attr(file.ino())?.has_privileges() => Err(Status::Denied),
+            By::FaultThread => Ok(true),
+        }
+    }
+
+    /// Notes that a one-sided change was made. The caller has the file's order.
+    fn note_one_sided(&self, file: &Arc<FileRegion>) -> Result<(), Status> {
+        let noted = file.change_bookkeeping(|state| {
+            state.uncommitted = true;
+            let attr = self.note_changed(file, NoteData::default())?;
+            state.note_contents(attr.change);
+            Ok(())
+        });
+        // After the change: a write-back that takes the file off the list sees the change.
+        self.list_dirty(file);
+        noted
+    }
+
+    /// A WRITE, without waiting for anybody.
+    pub(super) fn try_write(
+        &self,
+        (owner, filekey): (RegionOwner, FileKey),
+        offset: u64,
+        bytes: &[u8],
+        by: By,
+    ) -> Result<FileWrite, Status> {
+        let keyed = self.grantable(owner, filekey)?;
+        let file = &keyed.file;
+        let end = end_of(offset, bytes.len())?;
+        let Some(_going) = self.one_sided_writes_ended.try_read().filter(|ended| !**ended) else {
+            return Err(Status::Io);
+        };
+        let (Some(_restores_wait), Some(_shared)) = (file.changes.try_read(), file.order.try_read()) else {
+            return Ok(FileWrite::Faults);
+        };
+        self.check_overwrite(&keyed, filekey, offset, end)?;
+        if bytes.is_empty() {
+            return Ok(FileWrite::Done);
+        }
+        if !self.is_plain(file, by)? {
+            return Ok(FileWrite::Faults);
+        }
+        let Some(changes) = changes_of(&file.state(), offset, bytes.len()) else {
+            return Ok(FileWrite::Faults);
+        };
+        if self.pages.change_at_once(&**file, &changes, bytes, None).is_none() {
+            return Ok(FileWrite::Faults);
+        }
+        self.note_one_sided(file).map(|()| FileWrite::Done)
+    }
+
+    /// An atomic, without waiting for anybody. The place is aligned.
+    pub(super) fn try_atomic(
+        &self,
+        (owner, filekey): (RegionOwner, FileKey),
+        offset: u64,
+        operation: FileAtomic,
+        by: By,
+    ) -> Result<FileValue, Status> {
+        let keyed = self.grantable(owner, filekey)?;
+        let file = &keyed.file;
+        let end = end_of(offset, 8)?;
+        let Some(_going) = self.one_sided_writes_ended.try_read().filter(|ended| !**ended) else {
+            return Err(Status::Io);
+        };
+        let (Some(_restores_wait), Some(_shared)) = (file.changes.try_read(), file.order.try_read()) else {
+            return Ok(FileValue::Faults);
+        };
+        self.check_overwrite(&keyed, filekey, offset, end)?;
+        if !self.is_plain(file, by)? {
+            return Ok(FileValue::Faults);
+        }
+        let Some(place) = word_at(file, offset) else { return Ok(FileValue::Faults) };
+        match self.pages.change_word_at_once(&**file, place, |old| operation.apply(old)) {
+            None => Ok(FileValue::Faults),
+            Some(old) if operation.apply(old) == old => Ok(FileValue::Done(old)),
+            Some(old) => self.note_one_sided(file).map(|()| FileValue::Done(old)),
+        }
+    }
+
+    /// An APPEND, without waiting for anybody.
+    pub(super) fn try_append(
+        &self,
+        (owner, filekey): (RegionOwner, FileKey),
+        bytes: &[u8],
+        by: By,
+    ) -> Result<FileValue, Status> {
+        let keyed = self.grantable(owner, filekey)?;
+        let file = &keyed.file;
+        let Some(_going) = self.one_sided_writes_ended.try_read().filter(|ended| !**ended) else {
+            return Err(Status::Io);
+        };
+        let (Some(_restores_wait), Some(_alone)) = (file.changes.try_read(), file.order.try_write()) else {
+            return Ok(FileValue::Faults);
+        };
+        let offset = file.size();
+        let end = end_of(offset, bytes.len())?;
+        self.check_append(&keyed, filekey, offset, end)?;
+        if bytes.is_empty() {
+            return Ok(FileValue::Done(offset));
+        }
+        if !self.is_plain(file, by)? || !file.state().tail_is_zero {
+            return Ok(FileValue::Faults);
+        }
+        let placed = {
+            let mut grants = file.grants.lock();
+            // The first page that is new. If there is none, no grant's pages are needed.
+            let mut grant = grants.of_page(filekey, offset.div_ceil(PAGE_SIZE_U64));
+            let space = |page: u64| grant.as_ref()?.space.pages.get(&page).copied();
+            let Some(placement) = place_append(file, offset, bytes.len(), &space) else {
+                return Ok(FileValue::Faults);
+            };
+            let stock = grant.as_mut().map(|grant| Stock { spare: &mut grant.spare, pins: &mut grant.pins });
+            if self.pages.change_at_once(&**file, &placement.changes, bytes, stock).is_none() {
+                return Ok(FileValue::Faults);
+            }
+            if let Some(grant) = grant {
+                // From here on these pages are the file's.
+                for piece in &placement.new {
+                    grant.space.pages.remove(&piece.first);
+                }
+            }
+            placement
+        };
+        self.extend_one_sided(file, end, &placed)?;
+        add(&self.pages.counters.target_appends, 1);
+        Ok(FileValue::Done(offset))
+    }
+
+    /// Maps the pages of an append, and makes the file longer.
+    fn extend_one_sided(&self, file: &Arc<FileRegion>, end: u64, placed: &Placement) -> Result<(), Status> {
+        let noted = {
+            let mut state = file.state_mut();
+            state.size = end;
+            placed.new.iter().for_each(|piece| state.table.insert(*piece));
+            for page in &placed.converted {
+                state.table.set_state(*page, page + 1, PieceState::Fresh);
+            }
+            // Before anybody learns the new change counter, so that whoever reads then sees the change.
+            if placed.new.is_empty() && placed.converted.is_empty() {
+                state.show_size(self.file_table());
+            } else {
+                state.show_layout(self.file_table(), &self.generations);
+            }
+            state.uncommitted = true;
+            let allocated_pages = Some(state.table.allocated_pages());
+            let note = NoteData { size: Some(end), allocated_pages, ..NoteData::default() };
+            let noted = self.note_changed(file, note);
+            noted.map(|attr| state.note_contents(attr.change))
+        };
+        self.list_dirty(file);
+        noted
+    }
+}
+
+/// The place of a word of a file, if its page has bytes.
+pub(super) fn word_at(file: &FileRegion, offset: u64) -> Option<WordPlace> {
+    let file_page = FilePage::containing(offset);
+    let (pool, piece) = file.state().table.get(file_page)?;
+    let offset_in_page = (offset % PAGE_SIZE_U64) as usize;
+    piece.has_bytes().then_some(WordPlace { file_page, pool, offset_in_page })
+}
+
+/// The page changes of an append; `space` has the pages for holes. `None` if there is none for one.
+fn place_append(
+    file: &FileRegion,
+    offset: u64,
+    len: usize,
+    space: &dyn Fn(u64) -> Option<PoolPage>,
+) -> Option<Placement> {
+    let state = file.state();
+    let mut placement = Placement { changes: Vec::new(), new: Vec::new(), converted: Vec::new() };
+    for part in divide(offset, len) {
+        let page = part.page.0;
+        let (pool, base) = match state.table.get(part.page) {
+            Some((pool, piece)) if piece.has_bytes() => (pool, Base::Stored),
+            Some((pool, _)) => {
+                placement.converted.push(page);
+                (pool, Base::Zeros)
+            }
+            None => {
+                let pool = space(page)?;
+                let piece = Piece { first: page, pool: pool.0, len: 1, state: PieceState::Fresh };
+                placement.new.push(piece);
+                (pool, Base::Zeros)
+            }
+        };
+        placement.changes.push(PageChange {
+            file_page: part.page,
+            pool,
+            base,
+            offset_in_page: part.offset_in_page,
+            len: part.len,
+            offset_in_source: part.offset_in_request,
+        });
+    }
+    Some(placement)
+}

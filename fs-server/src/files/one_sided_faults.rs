@@ -1,0 +1,218 @@
+//! One-sided changes under write grants that have to wait: for a lock, for a page to come into a frame, for space, for metadata.
+//!
+//! # How it works
+//! The queue pair of such a request is stalled, and a fault thread brings the request here. It hands it to a worker, which has a disk, and waits for
+//! the answer. The worker makes the change as it makes one by RPC, and under the same locks checks what the engine would have checked. A server in
+//! one thread has no worker that runs meanwhile: there the fault thread tries once more, with leave to read the store.
+//!
+//! # Bounds
+//! A queue pair has one fault under way, and there are at most `FAULT_THREADS_MAX` threads that wait here, so the jobs are bounded.
+//!
+//! # Failure
+//! As the engine's (`one_sided`). At a stop the jobs that wait are dropped, and their requests are refused with `RemoteOperation`.
+
+use super::fetch::bring;
+use super::grant_write::fill_holes;
+use super::one_sided::{By, refusal, word_at};
+use super::restore::begin_change;
+use super::write::{WriteAt, end_of, write_within};
+use super::{Changed, FileRegion, Files, KeyedFile};
+use crate::meta::NoteData;
+use crate::pages::{Source, add};
+use crate::pool::disk::Disk;
+use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
+use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
+/// Jobs that wait for a worker: one for each fault thread, with room to spare.
+const JOBS_MAX: usize = 256;
+/// How often the page of an atomic is brought into a frame before the request is refused, because it is evicted each time.
+const BRING_ROUNDS: usize = 16;
+
+/// A change to be made.
+pub(super) enum OneSided {
+    Write { offset: u64, bytes: Vec<u8> },
+    Atomic { offset: u64, operation: FileAtomic },
+    Append { bytes: Vec<u8> },
+}
+
+/// A change that waits for a worker.
+pub struct FaultJob {
+    owner: RegionOwner,
+    filekey: FileKey,
+    what: OneSided,
+    answer: mpsc::SyncSender<Result<u64, WcStatus>>,
+}
+
+/// The jobs that wait.
+#[derive(Debug)]
+pub(super) struct FaultJobs {
+    sender: async_channel::Sender<FaultJob>,
+    receiver: async_channel::Receiver<FaultJob>,
+    /// Whether a worker takes jobs. Set once, before the first connection; relaxed.
+    are_taken: AtomicBool,
+}
+
+impl Default for FaultJobs {
+    fn default() -> Self {
+        let (sender, receiver) = async_channel::bounded(JOBS_MAX);
+        Self { sender, receiver, are_taken: AtomicBool::new(false) }
+    }
+}
+
+impl FaultJobs {
+    /// Refuses all jobs from now on, also those that wait.
+    pub(super) fn end(&self) {
+        self.receiver.close();
+        while self.receiver.try_recv().is_ok() {}
+    }
+}
+
+impl Files {
+    /// The jobs for a worker.
+    pub fn fault_jobs(&self) -> async_channel::Receiver<FaultJob> {
+        self.fault_jobs.are_taken.store(true, Ordering::Relaxed);
+        self.fault_jobs.receiver.clone()
+    }
+
+    /// Makes a change for which the engine would have to wait. On a fault thread. Returns the value before, or the offset of appended bytes.
+    pub(super) fn resolve_fault_of_grant(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        what: OneSided,
+    ) -> Result<u64, WcStatus> {
+        add(&self.pages.counters.grant_faults, 1);
+        if !self.fault_jobs.are_taken.load(Ordering::Relaxed) {
+            return self.try_again((owner, filekey), &what).map_err(refusal);
+        }
+        let (answer, answered) = mpsc::sync_channel(1);
+        let job = FaultJob { owner, filekey, what, answer };
+        self.fault_jobs.sender.send_blocking(job).map_err(|_| WcStatus::RemoteOperation)?;
+        answered.recv().unwrap_or(Err(WcStatus::RemoteOperation))
+    }
+
+    fn try_again(&self, who: (RegionOwner, FileKey), what: &OneSided) -> Result<u64, Status> {
+        let by = By::FaultThread;
+        let value = match what {
+            OneSided::Write { offset, bytes } => match self.try_write(who, *offset, bytes, by)? {
+                FileWrite::Done => FileValue::Done(0),
+                FileWrite::Faults => FileValue::Faults,
+            },
+            OneSided::Atomic { offset, operation } => self.try_atomic(who, *offset, *operation, by)?,
+            OneSided::Append { bytes } => self.try_append(who, bytes, by)?,
+        };
+        match value {
+            FileValue::Done(value) => Ok(value),
+            FileValue::Faults => Err(Status::Busy),
+        }
+    }
+}
+
+/// Makes the change of a job and answers it.
+pub async fn run_fault(files: &Files, disk: &dyn Disk, job: FaultJob) {
+    let FaultJob { owner, filekey, what, answer } = job;
+    let result = change(files, disk, (owner, filekey), what).await;
+    // The fault thread waits for as long as it has the other end.
+    let _ = answer.send(result.map_err(refusal));
+}
+
+async fn change(
+    files: &Files,
+    disk: &dyn Disk,
+    (owner, filekey): (RegionOwner, FileKey),
+    what: OneSided,
+) -> Result<u64, Status> {
+    let keyed = files.grantable(owner, filekey)?;
+    let file = &keyed.file;
+    if files.meta.attr(file.ino())?.has_privileges() {
+        return Err(Status::Denied);
+    }
+    let changing = begin_change(files, file, &Changed::default()).await?;
+    let (at, bytes) = match what {
+        OneSided::Atomic { offset, operation } => {
+            let (old, change) = change_word(files, disk, &keyed, filekey, offset, operation).await?;
+            if let Some(change) = change {
+                changing.done(change, offset..offset + 8);
+            }
+            return Ok(old);
+        }
+        OneSided::Write { offset, bytes } => (WriteAt::Offset(offset), bytes),
+        OneSided::Append { bytes } => (WriteAt::End, bytes),
+    };
+    let may = |start, end| match at {
+        WriteAt::Offset(_) => files.check_overwrite(&keyed, filekey, start, end),
+        WriteAt::End => files.check_append(&keyed, filekey, start, end),
+    };
+    let written = write_within(files, disk, file, at, Source::Bytes(&bytes), None, &may).await?;
+    changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
+    match at {
+        WriteAt::Offset(_) => Ok(0),
+        WriteAt::End => {
+            add(&files.pages.counters.target_appends, 1);
+            Ok(written.offset)
+        }
+    }
+}
+
+/// An atomic on a page that may have to come into a frame first. Returns the value before, and the change counter if it was changed.
+async fn change_word(
+    files: &Files,
+    disk: &dyn Disk,
+    keyed: &KeyedFile,
+    filekey: FileKey,
+    offset: u64,
+    operation: FileAtomic,
+) -> Result<(u64, Option<u64>), Status> {
+    let file = &keyed.file;
+    let (end, page) = (end_of(offset, 8)?, offset / PAGE_SIZE_U64);
+    for _ in 0..BRING_ROUNDS {
+        bring(files, disk, file, page, page + 1).await;
+        if fill_hole(files, disk, keyed, filekey, offset).await? {
+            continue;
+        }
+        let _shared = file.order.read().await;
+        file.usable()?;
+        files.check_overwrite(keyed, filekey, offset, end)?;
+        let Some(place) = word_at(file, offset) else { continue };
+        let Some(old) = files.pages.change_word(&**file, place, |old| operation.apply(old)).await else {
+            if files.pages.frames().free() == 0 {
+                files.pages.evict(disk, 1).await;
+            }
+            continue;
+        };
+        if operation.apply(old) == old {
+            return Ok((old, None));
+        }
+        let attr = file.change_bookkeeping(|state| {
+            state.uncommitted = true;
+            files.note_changed(file, NoteData::default())
+        });
+        files.list_dirty(file);
+        return Ok((old, Some(attr?.change)));
+    }
+    Err(Status::Busy)
+}
+
+/// Gives the page of a word zeros, if it is a hole or unwritten. `true` if it was.
+async fn fill_hole(
+    files: &Files,
+    disk: &dyn Disk,
+    keyed: &KeyedFile,
+    filekey: FileKey,
+    offset: u64,
+) -> Result<bool, Status> {
+    let file: &Arc<FileRegion> = &keyed.file;
+    if word_at(file, offset).is_some() {
+        return Ok(false);
+    }
+    let _alone = file.order.write().await;
+    file.usable()?;
+    files.check_overwrite(keyed, filekey, offset, end_of(offset, 8)?)?;
+    let page = offset / PAGE_SIZE_U64;
+    fill_holes(files, disk, file, page, page + 1).await?;
+    Ok(true)
+}
