@@ -34,6 +34,6 @@ pub use url::{Endpoint, EndpointError, Via};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
     DeviceFigures, FileRead, FileTarget, FileWrite, FlushReach, HELLO_WAIT, Incoming, LinkKind, Listener,
-    MemoryRegion, Placement, PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr,
-    RegionOwner, Remote, RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    MemoryRegion, PagedAccess, Placement, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
+    RdmaError, RecvWr, RegionOwner, Remote, RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };

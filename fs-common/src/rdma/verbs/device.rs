@@ -32,6 +32,8 @@ pub struct Capabilities {
     pub memory_windows: bool,
     /// Memory whose pages are pointed can be registered, and is followed: a READ finds the page that is there at that moment (on-demand paging).
     pub on_demand_paging: bool,
+    /// Memory whose pages come and go can be registered ([`super::ProtectionDomain::register_paged`]).
+    pub paged_memory: bool,
     /// A FLUSH covers SENDs, too: the target's RNIC places messages without the target's CPU, or orders the FLUSH behind their placement.
     pub flush_after_send: bool,
 }

@@ -34,7 +34,7 @@ pub use connect::{ConnectOptions, Connected, HELLO_WAIT, Incoming, Listener, Rdm
 pub use device::{Capabilities, Device, DeviceFigures, LinkKind};
 pub use queue::{CompletionQueue, MemoryRegion, ProtectionDomain, QpConfig, QueuePair};
 pub use request::{
-    Access, Completion, CompletionKind, FlushReach, Placement, PostError, QpState, RecvWr, Remote, SendOp,
-    SendWr, Sge, WcStatus, WrId,
+    Access, Completion, CompletionKind, FlushReach, PagedAccess, Placement, PostError, QpState, RecvWr,
+    Remote, SendOp, SendWr, Sge, WcStatus, WrId,
 };
 pub use target::{FileRead, FileTarget, FileWrite, RegionOwner, RemoteRange, WindowId};

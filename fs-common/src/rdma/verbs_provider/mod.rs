@@ -352,6 +352,8 @@ impl Device for VerbsDevice {
             shared_receives: self.shared.limits.shared_receives > 0,
             memory_windows: self.shared.limits.has_windows,
             on_demand_paging: self.shared.abilities.on_demand_paging,
+            // An RNIC keeps the pages that are there at the registration; with on-demand paging it waits for a page that is gone.
+            paged_memory: false,
             flush_after_send: false,
         }
     }
