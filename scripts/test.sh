@@ -126,7 +126,7 @@ phase() {
 
 # Suites and tests that ask about contents, crashes and models: a byte that is wrong once is wrong. Any other job that fails is run once more at the
 # end, when nothing else runs: suites have deadlines, and a machine shared with others can stand still for longer. The summary names such a job `flaky`.
-lasting=" checks release-build doc-tests model-check cargo-tests crash-points fsx fio-verify race-writers twomounts kill kill-ack applications-kill soak "
+lasting=" checks release-build doc-tests model-check model-check-np cargo-tests crash-points fsx fio-verify race-writers twomounts kill kill-ack applications-kill soak "
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
 # boots virtual machines. The longest come first: three run at a time.
@@ -238,6 +238,7 @@ if ! $suites_only; then
     fi
     # The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
     jobs+=("model-check 1500 cargo test $flags -p cuttlefs-client --features model-check --test page_model")
+    jobs+=("model-check-np 900 cargo test $flags -p cuttlefs-common --features model-check --test paged_model")
 fi
 # Tests leave processors idle while they wait: the suites' programs are built then.
 [[ -n ${CUTTLEFS_SUITE_DIR:-} ]] || first+=("release-build 1800 $release_build")

@@ -30,6 +30,8 @@ pub mod log_limit;
 pub mod memory;
 /// The names that a directory entry may have.
 pub mod name;
+/// NP-RDMA: one-sided verbs on memory that may not be there.
+pub mod np;
 /// Remote memory by pages, which an RNIC manages.
 pub mod odrp;
 /// A panic ends the process.

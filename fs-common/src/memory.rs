@@ -3,7 +3,7 @@
 //! Owns the mapping. All access goes through copies and atomics that tolerate a concurrent writer: bytes may be torn,
 //! which the protocols above detect (seqlocks, checksums), but nothing is undefined. No reference into the memory is
 //! ever handed out. Beside it, the functions that keep the process's heap small. `pointed` is memory whose pages
-//! are pointed at pages of other memory.
+//! are pointed at pages of other memory; `paged` is memory whose pages an RNIC looks up in a table.
 //!
 //! # Invariants
 //! * The file behind a mapping is sealed against shrinking before it is mapped, so no access can fault. A log file
@@ -14,6 +14,8 @@
 //! Out-of-range access is a broken internal invariant and asserts; callers check peer-given ranges first
 //! (`contains`). A foreign descriptor that is not sealed or too small is an error.
 
+/// Memory whose pages come and go, for an RNIC that looks each page up.
+pub mod paged;
 mod pointed;
 
 pub use pointed::{PointError, PointedMemory};
@@ -293,7 +295,7 @@ impl SharedMemory {
         match bytes.split_last_chunk::<8>() {
             Some((before, word)) if (offset + before.len()).is_multiple_of(8) => {
                 self.write(offset, before);
-                self.atomic_u64(offset + before.len()).store(u64::from_ne_bytes(*word), Ordering::Release);
+                self.store_u64(offset + before.len(), u64::from_ne_bytes(*word), Ordering::Release);
             }
             _ => self.write(offset, bytes),
         }
@@ -361,6 +363,28 @@ impl SharedMemory {
             return word.store(value, order);
         }
         self.atomic_u64(offset).store(value, order);
+    }
+
+    /// Stores a `u64` and returns the one before. Asserts as `atomic_u64` does.
+    pub fn swap_u64(&self, offset: usize, value: u64) -> u64 {
+        #[cfg(feature = "model-check")]
+        if let Some(word) = self.modelled.at(offset) {
+            return word.swap(value, Ordering::AcqRel);
+        }
+        self.atomic_u64(offset).swap(value, Ordering::AcqRel)
+    }
+
+    /// Stores a `u64` if `expect` is there. Asserts as `atomic_u64` does.
+    ///
+    /// # Errors
+    /// Another value is there: this one.
+    pub fn compare_exchange_u64(&self, offset: usize, expect: u64, value: u64) -> Result<u64, u64> {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        #[cfg(feature = "model-check")]
+        if let Some(word) = self.modelled.at(offset) {
+            return word.compare_exchange(expect, value, success, failure);
+        }
+        self.atomic_u64(offset).compare_exchange(expect, value, success, failure)
     }
 
     /// The `u32` at `offset` as an atomic. Asserts as `atomic_u64` does.

@@ -21,6 +21,11 @@ impl MagicPattern {
         Self(bytes)
     }
 
+    /// The bytes that it repeats.
+    pub const fn bytes(&self) -> [u8; PATTERN_LEN] {
+        self.0
+    }
+
     /// Writes the pattern from `offset_in_page` on (any offset; it repeats).
     pub fn fill(&self, offset_in_page: usize, out: &mut [u8]) {
         for (index, byte) in out.iter_mut().enumerate() {

@@ -13,6 +13,6 @@ pub use access_counters::{
 };
 pub use extent::{Extent, ExtentState};
 pub use file_table::{FILE_SLOT_LEN, FileSlotView, FileTable};
-pub use magic::MagicPattern;
+pub use magic::{MagicPattern, PATTERN_LEN};
 pub use page_set::{PagePart, PageSet, divide};
 pub use residency::{ResidencyEntry, ResidencyTable};

@@ -5,10 +5,11 @@ use super::shared_receives::SimShared;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::life::{Event, Life};
 use crate::memory::SharedMemory;
+use crate::memory::paged::PagedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileAtomic, FileRead,
-    FileTarget, FileValue, FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion,
+    FileTarget, FileValue, FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PagedAccess,
     PeerIdentity, Placement, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote,
     Sge, SharedReceiveQueue, WcStatus, WindowId,
 };
@@ -188,6 +189,7 @@ impl SimNetwork {
 
 struct Registration {
     memory: Arc<SharedMemory>,
+    paged: Option<Arc<PagedMemory>>,
     access: Access,
     persistence: Option<Arc<dyn Persistence>>,
 }
@@ -207,7 +209,7 @@ impl SimDevice {
         let region = regions.get(&sge.lkey.0)?;
         let allowed = !write || region.access.local_write;
         let inside = region.memory.contains(sge.offset, u64::from(sge.len));
-        (allowed && inside).then(|| (region.memory.clone(), sge.offset as usize))
+        (allowed && inside && region.paged.is_none()).then(|| (region.memory.clone(), sge.offset as usize))
     }
 
     fn domain(&self, key: u32) -> Option<Arc<dyn Persistence>> {
@@ -228,6 +230,24 @@ impl SimDevice {
         } else {
             Err(WcStatus::RemoteAccess)
         }
+    }
+
+    /// Memory whose pages come and go; `None`: the key is of other memory, or of none.
+    fn paged(
+        &self,
+        rkey: Rkey,
+        offset: u64,
+        len: usize,
+        allowed: impl Fn(&Access) -> bool,
+    ) -> Result<Option<Arc<PagedMemory>>, WcStatus> {
+        let regions = self.regions.lock();
+        let Some((paged, access)) =
+            regions.get(&rkey.0).and_then(|region| Some((region.paged.as_ref()?, region.access)))
+        else {
+            return Ok(None);
+        };
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= paged.translated().len());
+        if allowed(&access) && inside { Ok(Some(paged.clone())) } else { Err(WcStatus::RemoteAccess) }
     }
 
     fn queue(queue: Arc<dyn CompletionQueue>) -> Result<Arc<SimQueue>, RdmaError> {
@@ -284,8 +304,14 @@ impl Peer<'_> {
         let mut bytes = vec![0; len];
         match remote {
             Remote::Memory { rkey, offset } => {
-                let memory = self.device.remote(rkey, offset, len, |access| access.remote_read)?;
-                memory.read_as_rnic(offset as usize, &mut bytes);
+                let may = |access: &Access| access.remote_read;
+                match self.device.paged(rkey, offset, len, may)? {
+                    Some(paged) => paged.translated().read(offset, &mut bytes),
+                    None => {
+                        let memory = self.device.remote(rkey, offset, len, may)?;
+                        memory.read_as_rnic(offset as usize, &mut bytes);
+                    }
+                }
             }
             Remote::File { filekey, offset } => {
                 let target = self.target()?;
@@ -307,6 +333,10 @@ impl Peer<'_> {
         match remote {
             Remote::Memory { rkey, offset } => {
                 let may = |access: &Access| access.remote_write && offset >= access.own_bytes;
+                if let Some(paged) = self.device.paged(rkey, offset, bytes.len(), may)? {
+                    paged.translated().write(offset, bytes);
+                    return Ok(());
+                }
                 let memory = self.device.remote(rkey, offset, bytes.len(), may)?;
                 memory.write_word_last(offset as usize, bytes);
                 Ok(())
@@ -424,7 +454,8 @@ impl SimDomain {
     ) -> Arc<dyn MemoryRegion> {
         let key = self.device.network.number();
         let reach = FlushReach::of(access, persistence.is_some());
-        self.device.regions.lock().insert(key, Registration { memory: memory.clone(), access, persistence });
+        let registration = Registration { memory: memory.clone(), paged: None, access, persistence };
+        self.device.regions.lock().insert(key, registration);
         Arc::new(SimRegion { device: self.device.clone(), key, memory, reach })
     }
 }
@@ -445,6 +476,24 @@ impl ProtectionDomain for SimDomain {
         domain: Arc<dyn Persistence>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
         Ok(self.insert(memory, access, Some(domain)))
+    }
+
+    fn register_paged(
+        &self,
+        memory: Arc<PagedMemory>,
+        access: PagedAccess,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        let key = self.device.network.number();
+        let frames = memory.translated().frames().clone();
+        let registration = Registration {
+            memory: frames.clone(),
+            paged: Some(memory),
+            access: access.rights(),
+            persistence: None,
+        };
+        self.device.regions.lock().insert(key, registration);
+        let reach = FlushReach::None;
+        Ok(Arc::new(SimRegion { device: self.device.clone(), key, memory: frames, reach }))
     }
 
     fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
@@ -602,6 +651,7 @@ impl Device for SimDevice {
             memory_windows: false,
             // A READ is a copy from the process's own mapping.
             on_demand_paging: true,
+            paged_memory: true,
             // A FLUSH places the messages that were sent before it.
             chains: false,
             flush_after_send: true,

@@ -35,12 +35,13 @@ use super::look_up::look_up;
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
+use crate::memory::paged::PagedMemory;
 use crate::persist::Persistence;
 use crate::rdma::sys;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, DeviceFigures, FileTarget,
-    FlushReach, Listener, MemoryRegion, ProtectionDomain, QpConfig, RdmaError, WindowId,
+    FlushReach, Listener, MemoryRegion, PagedAccess, ProtectionDomain, QpConfig, RdmaError, WindowId,
 };
 use cq::SoftCq;
 use listen::{SoftListener, post_first};
@@ -250,6 +251,7 @@ impl Device for SoftDevice {
             // A window that is closed would be a fault of this process's own.
             on_demand_paging: false,
             chains: true,
+            paged_memory: true,
             flush_after_send: true,
         }
     }
@@ -315,6 +317,14 @@ impl ProtectionDomain for SoftPd {
         domain: Arc<dyn Persistence>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
         self.insert(memory, access, Some(domain))
+    }
+
+    fn register_paged(
+        &self,
+        memory: Arc<PagedMemory>,
+        access: PagedAccess,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        Ok(Arc::new(self.registry.insert_paged(memory, access.rights())))
     }
 
     fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {

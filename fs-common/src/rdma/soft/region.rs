@@ -12,6 +12,7 @@
 use super::shm::ShmQp;
 use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
+use crate::memory::paged::PagedMemory;
 use crate::persist::Persistence;
 use crate::rdma::verbs::{Access, FlushReach, MemoryRegion, Sge, WcStatus, WindowId};
 use crate::world::{Random, SystemRandom};
@@ -22,7 +23,10 @@ use std::sync::{Arc, Weak};
 /// A live registration.
 pub(super) struct Region {
     pub(super) key: u32,
+    /// The memory; of a paged region its frames.
     pub(super) memory: Arc<SharedMemory>,
+    /// Memory whose pages come and go: every READ and WRITE looks its pages up.
+    pub(super) paged: Option<Arc<PagedMemory>>,
     pub(super) access: Access,
     pub(super) persistence: Option<Arc<dyn Persistence>>,
     /// Whether the region is registered. Read-locked while its memory is accessed. It is the last lock to take, and nothing waits while holding it.
@@ -46,6 +50,27 @@ impl Region {
         // Recursive: a thread may copy from a region to itself while another thread waits to deregister it.
         let live = self.live.read_recursive();
         live.then_some(()).map(|()| Touch { _live: live })
+    }
+
+    /// Length in bytes, as peers see it.
+    pub(super) fn len(&self) -> u64 {
+        self.paged.as_ref().map_or(self.memory.len() as u64, |paged| paged.translated().len())
+    }
+
+    /// A peer's READ of a range that was checked.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
+        match &self.paged {
+            Some(paged) => paged.translated().read(offset, out),
+            None => self.memory.read_as_rnic(offset as usize, out),
+        }
+    }
+
+    /// A peer's WRITE to a range that was checked.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
+        match &self.paged {
+            Some(paged) => paged.translated().write(offset, bytes),
+            None => self.memory.write_word_last(offset as usize, bytes),
+        }
     }
 
     /// Whether a peer has any right to the region.
@@ -93,6 +118,21 @@ impl Registry {
         access: Access,
         persistence: Option<Arc<dyn Persistence>>,
     ) -> SoftRegion {
+        self.add(memory, None, access, persistence)
+    }
+
+    /// As [`Self::insert`], for memory whose pages come and go.
+    pub(super) fn insert_paged(self: &Arc<Self>, paged: Arc<PagedMemory>, access: Access) -> SoftRegion {
+        self.add(paged.translated().frames().clone(), Some(paged), access, None)
+    }
+
+    fn add(
+        self: &Arc<Self>,
+        memory: Arc<SharedMemory>,
+        paged: Option<Arc<PagedMemory>>,
+        access: Access,
+        persistence: Option<Arc<dyn Persistence>>,
+    ) -> SoftRegion {
         let connections = self.connections.lock();
         let region = {
             let mut regions = self.regions.write();
@@ -102,7 +142,8 @@ impl Registry {
                     break key;
                 }
             };
-            let region = Arc::new(Region { key, memory, access, persistence, live: RwLock::new(true) });
+            let region =
+                Arc::new(Region { key, memory, paged, access, persistence, live: RwLock::new(true) });
             regions.insert(key, region.clone());
             region
         };
@@ -135,8 +176,11 @@ impl Registry {
         connections.push(Arc::downgrade(connection));
     }
 
-    /// Forgets a closed connection.
-    pub(super) fn remove_connection(&self, connection: &ShmQp) {
+    /// Forgets a closed connection. `is_over`: its peer accesses no memory of this side any more.
+    pub(super) fn remove_connection(&self, connection: &ShmQp, is_over: bool) {
+        for paged in self.regions.read().values().filter_map(|region| region.paged.as_ref()) {
+            paged.release_slots(connection.slot_owner(), is_over);
+        }
         self.connections.lock().retain(|known| !std::ptr::eq(known.as_ptr(), connection));
     }
 
@@ -151,7 +195,9 @@ impl Registry {
             return Ok(LocalRange { region: None, offset: 0, len: 0 });
         }
         let region = self.find(sge.lkey.0).ok_or(WcStatus::LocalProtection)?;
-        let allowed = !write || (region.access.local_write && region.memory.is_writable());
+        // This side reaches paged memory by its own means.
+        let allowed =
+            region.paged.is_none() && (!write || (region.access.local_write && region.memory.is_writable()));
         if !allowed || !region.memory.contains(sge.offset, u64::from(sge.len)) {
             return Err(WcStatus::LocalProtection);
         }
@@ -168,7 +214,7 @@ impl Registry {
     ) -> Result<Arc<Region>, WcStatus> {
         let key = u32::try_from(key).map_err(|_| WcStatus::RemoteAccess)?;
         let region = self.find(key).ok_or(WcStatus::RemoteAccess)?;
-        need.check(region.access, &region.memory, offset, len)?;
+        need.check(region.access, region.len(), region.memory.is_writable(), offset, len)?;
         Ok(region)
     }
 }
@@ -187,17 +233,18 @@ impl Need {
     pub(super) fn check(
         self,
         access: Access,
-        memory: &SharedMemory,
+        region_len: u64,
+        is_writable: bool,
         offset: u64,
         len: u64,
     ) -> Result<(), WcStatus> {
         let allowed = match self {
             Need::Read => access.remote_read,
-            Need::Write => access.remote_write && memory.is_writable() && offset >= access.own_bytes,
-            Need::Atomic => access.remote_atomic && memory.is_writable() && offset >= access.own_bytes,
+            Need::Write => access.remote_write && is_writable && offset >= access.own_bytes,
+            Need::Atomic => access.remote_atomic && is_writable && offset >= access.own_bytes,
             Need::Flush => access.remote_flush,
         };
-        if !allowed || !memory.contains(offset, len) {
+        if !allowed || offset.checked_add(len).is_none_or(|end| end > region_len) {
             return Err(WcStatus::RemoteAccess);
         }
         if self == Need::Atomic && !offset.is_multiple_of(8) {

@@ -34,6 +34,8 @@ pub struct Capabilities {
     pub on_demand_paging: bool,
     /// Queue pairs over `tcp` and `unix` that were accepted can be armed ([`super::QueuePair::arm`]).
     pub chains: bool,
+    /// Memory whose pages come and go can be registered ([`super::ProtectionDomain::register_paged`]).
+    pub paged_memory: bool,
     /// A FLUSH covers SENDs, too: the target's RNIC places messages without the target's CPU, or orders the FLUSH behind their placement.
     pub flush_after_send: bool,
 }

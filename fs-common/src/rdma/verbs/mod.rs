@@ -39,8 +39,8 @@ pub use device::{Capabilities, Device, DeviceFigures, LinkKind};
 pub(in crate::rdma) use queue::no_chains;
 pub use queue::{CompletionQueue, MemoryRegion, ProtectionDomain, QpConfig, QueuePair};
 pub use request::{
-    Access, Completion, CompletionKind, FlushReach, Placement, PostError, QpState, RecvWr, Remote, SendOp,
-    SendWr, Sge, WcStatus, WrId,
+    Access, Completion, CompletionKind, FlushReach, PagedAccess, Placement, PostError, QpState, RecvWr,
+    Remote, SendOp, SendWr, Sge, WcStatus, WrId,
 };
 pub use target::{
     FileAtomic, FileRead, FileTarget, FileValue, FileWrite, RegionOwner, RemoteRange, WindowId,

@@ -2,10 +2,11 @@
 
 use super::connect::{ConnectOptions, Connected, Listener, RdmaError};
 use super::device::LinkKind;
-use super::request::{Access, Completion, FlushReach, PostError, QpState, RecvWr, SendWr, Sge};
+use super::request::{Access, Completion, FlushReach, PagedAccess, PostError, QpState, RecvWr, SendWr, Sge};
 use super::target::{RegionOwner, WindowId};
 use crate::ids::{Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
+use crate::memory::paged::PagedMemory;
 use crate::persist::Persistence;
 use crate::rdma::chain::WorkQueue;
 use crate::rdma::memory_window::MemoryWindow;
@@ -195,6 +196,22 @@ pub trait ProtectionDomain: Send + Sync {
         access: Access,
         domain: Arc<dyn Persistence>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError>;
+    /// Registers memory whose pages come and go (NP-RDMA). READs and WRITEs look each page up at that moment; atomics are refused. The key is for peers
+    /// only.
+    ///
+    /// # Errors
+    /// `Unsupported` if [`super::Capabilities::paged_memory`] is not set; `RdmaError` if the device cannot register the memory.
+    fn register_paged(
+        &self,
+        memory: Arc<PagedMemory>,
+        access: PagedAccess,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        Err(RdmaError::Unsupported(format!(
+            "this device keeps the pages that are there when memory is registered, and cannot look {} pages up for {access:?}; register the memory \
+             as a whole, so that it is pinned, or use shm://, unix:// or tcp://",
+            memory.translated().len() / crate::ids::PAGE_SIZE_U64
+        )))
+    }
     /// Receives that queue pairs of this domain can share, `depth` of them.
     ///
     /// # Errors

@@ -48,6 +48,22 @@ impl Access {
     pub const LOCAL: Self = Self { local_write: true, ..Self::NONE };
 }
 
+/// What peers may do with memory whose pages come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PagedAccess {
+    /// READ it.
+    Read,
+    /// READ and WRITE it.
+    ReadWrite,
+}
+
+impl PagedAccess {
+    /// The same as rights.
+    pub const fn rights(self) -> Access {
+        Access { remote_read: true, remote_write: matches!(self, Self::ReadWrite), ..Access::NONE }
+    }
+}
+
 /// A range of locally registered memory: one scatter-gather element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {

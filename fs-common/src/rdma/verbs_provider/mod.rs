@@ -368,6 +368,8 @@ impl Device for VerbsDevice {
             memory_windows: self.shared.limits.has_windows,
             on_demand_paging: self.shared.abilities.on_demand_paging,
             chains: false,
+            // An RNIC keeps the pages that are there at the registration; with on-demand paging it waits for a page that is gone.
+            paged_memory: false,
             flush_after_send: false,
         }
     }

@@ -9,12 +9,13 @@ use super::wire::ShmMessage;
 use crate::breach::Breach;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
+use crate::memory::paged::{PagedMemory, Translated};
 use crate::rdma::soft::cq::{Pumped, SoftCq};
 use crate::rdma::soft::fds;
 use crate::rdma::soft::queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, writes_local};
 use crate::rdma::soft::region::{LocalRange, Need, PersistenceKind, Region};
 use crate::rdma::soft::sys;
-use crate::rdma::verbs::{Access, QpState, Remote, SendOp, SendWr, WcStatus};
+use crate::rdma::verbs::{Access, PagedAccess, QpState, Remote, SendOp, SendWr, WcStatus};
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,9 +28,36 @@ use std::time::{Duration, Instant};
 /// announcement did not fit its socket buffer yet. The peer sends it when it next polls.
 const ANNOUNCEMENT_WAIT: Duration = Duration::from_secs(2);
 
+/// The memory of a peer's region.
+pub(super) enum PeerMemory {
+    Whole(SharedMemory),
+    /// Its pages come and go; this side's slot in its table.
+    Paged(Translated, usize),
+}
+
+impl PeerMemory {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Whole(memory) => memory.len() as u64,
+            Self::Paged(memory, _) => memory.len(),
+        }
+    }
+
+    /// The memory as a whole. Only READs and WRITEs have a right to paged memory.
+    fn whole(&self) -> Result<&SharedMemory, WcStatus> {
+        match self {
+            Self::Whole(memory) => Ok(memory),
+            Self::Paged(..) => Err(WcStatus::RemoteInvalid),
+        }
+    }
+}
+
+/// How long the end of a connection waits for a peer that has said that it ends it to be through with its last copy.
+const HANG_UP_WAIT: Duration = Duration::from_millis(20);
+
 /// A region of the peer, mapped here.
 pub(super) struct PeerRegion {
-    pub(super) memory: SharedMemory,
+    pub(super) memory: PeerMemory,
     pub(super) access: Access,
     pub(super) persistence: PersistenceKind,
     /// Offset of its entry in the peer's directory. It was checked when the region was announced.
@@ -193,6 +221,17 @@ impl ShmQp {
 
     fn send_announcements(&self, announcements: &mut Announcements) {
         while let Some((region, index)) = announcements.pending.front() {
+            if let Some(paged) = &region.paged {
+                match self.announce_paged(region, paged, *index) {
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                    Err(error) => {
+                        tracing::warn!(qp = self.core.number.0, %error, "paged memory could not be announced");
+                    }
+                    Ok(()) => {}
+                }
+                announcements.pending.pop_front();
+                continue;
+            }
             if region.memory.is_part() {
                 tracing::warn!(
                     "memory that is a part of a device is not for peers that map it; use another link"
@@ -226,25 +265,69 @@ impl ShmQp {
         self.unannounced.store(!announcements.pending.is_empty(), Ordering::Release);
     }
 
+    /// Announces memory whose pages come and go. The peer gets a slot of its own, in which it notes what it copies.
+    fn announce_paged(&self, region: &Region, paged: &PagedMemory, index: u32) -> std::io::Result<()> {
+        let slot = paged.claim_slot(self.slot_owner()).ok_or_else(|| {
+            std::io::Error::other("it has no more slots for peers that map it; connect over another link")
+        })?;
+        let (frames, table) = (paged.translated().frames(), paged.translated().table());
+        let message = ShmMessage::AnnouncePaged {
+            rkey: region.key,
+            index,
+            access: if region.access.remote_write { PagedAccess::ReadWrite } else { PagedAccess::Read },
+            memory_len: region.len(),
+            frames_len: frames.len() as u64,
+            table_len: table.len() as u64,
+            slot: slot as u32,
+        };
+        let sent = fds::send(&self.parts.socket, &message.encode(), &[frames.fd(), table.fd()]);
+        if sent.is_err() {
+            // The peer has not heard of it.
+            paged.return_slot(slot);
+        }
+        sent
+    }
+
+    /// The name by which paged memory knows this connection's slots.
+    pub(in crate::rdma::soft) fn slot_owner(&self) -> u64 {
+        u64::from(self.core.number.0)
+    }
+
     /// Takes announcements from the socket.
     fn take_announcements(&self, sending: &mut Sending) {
         let mut bytes = [0u8; 512];
-        while let Ok(Some((len, mut descriptors))) = fds::receive::<1>(&self.parts.socket, &mut bytes) {
-            let parsed = ShmMessage::parse(&bytes[..len]);
-            let Ok(ShmMessage::Announce { rkey, index, access, memory_len, persistence }) = parsed else {
-                tracing::warn!(qp = self.core.number.0, "ignored a message that is no announcement");
-                continue;
+        while let Ok(Some((len, descriptors))) = fds::receive::<2>(&self.parts.socket, &mut bytes) {
+            let (rkey, index, access, persistence, mapped) = match ShmMessage::parse(&bytes[..len]) {
+                Ok(ShmMessage::Announce { rkey, index, access, memory_len, persistence }) => {
+                    let writable = access.remote_write || access.remote_atomic;
+                    let mapped = self.map_whole(descriptors, memory_len, writable, persistence);
+                    (rkey, index, access, persistence, mapped)
+                }
+                Ok(ShmMessage::AnnouncePaged {
+                    rkey,
+                    index,
+                    access,
+                    memory_len,
+                    frames_len,
+                    table_len,
+                    slot,
+                }) => {
+                    let mapped = self
+                        .map_paged(descriptors, memory_len, [frames_len, table_len])
+                        .map(|memory| PeerMemory::Paged(memory, slot as usize));
+                    (rkey, index, access.rights(), PersistenceKind::None, mapped)
+                }
+                _ => {
+                    tracing::warn!(qp = self.core.number.0, "ignored a message that is no announcement");
+                    continue;
+                }
             };
-            let (Some(fd), true) = (descriptors.pop(), (index as usize) < DIRECTORY_LEN) else {
-                tracing::warn!(qp = self.core.number.0, "ignored an incomplete announcement");
+            if index as usize >= DIRECTORY_LEN {
+                tracing::warn!(qp = self.core.number.0, "ignored an announcement past the directory");
                 continue;
-            };
-            let writable = access.remote_write || access.remote_atomic;
+            }
             let directory_at = self.parts.side.other().directory_at(index as usize);
-            match usize::try_from(memory_len)
-                .map_err(std::io::Error::other)
-                .and_then(|len| self.map_region(fd, len, writable, persistence))
-            {
+            match mapped {
                 Ok(memory) => {
                     let memory_words = &self.parts.memory;
                     sending.peers.retain(|key, known| {
@@ -259,6 +342,27 @@ impl ShmQp {
                 }
             }
         }
+    }
+
+    fn map_whole(
+        &self,
+        descriptors: Vec<OwnedFd>,
+        len: u64,
+        writable: bool,
+        persistence: PersistenceKind,
+    ) -> std::io::Result<PeerMemory> {
+        let [fd] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| incomplete())?;
+        let len = usize::try_from(len).map_err(std::io::Error::other)?;
+        self.map_region(fd, len, writable, persistence).map(PeerMemory::Whole)
+    }
+
+    fn map_paged(&self, descriptors: Vec<OwnedFd>, len: u64, lens: [u64; 2]) -> std::io::Result<Translated> {
+        let [frames, table] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| incomplete())?;
+        let map = |fd, len| {
+            let len = usize::try_from(len).map_err(std::io::Error::other)?;
+            SharedMemory::from_fd(fd, len, true)
+        };
+        Translated::over(map(frames, lens[0])?, map(table, lens[1])?, len)
     }
 
     pub(super) fn is_alive(&self, rkey: u32, region: &PeerRegion) -> bool {
@@ -294,13 +398,13 @@ impl ShmQp {
     }
 
     /// The peer's memory for a request, with key, range and right checked.
-    pub(super) fn target<'a>(
+    fn place<'a>(
         &self,
         sending: &'a Sending,
         remote: Remote,
         len: u64,
         need: Need,
-    ) -> Result<(&'a SharedMemory, usize), WcStatus> {
+    ) -> Result<(&'a PeerMemory, u64), WcStatus> {
         let Remote::Memory { rkey, offset } = remote else {
             // On this link initiators translate file addresses, not the target.
             return Err(WcStatus::RemoteInvalid);
@@ -309,8 +413,24 @@ impl ShmQp {
         if !self.is_alive(rkey.0, region) {
             return Err(WcStatus::RemoteAccess);
         }
-        need.check(region.access, &region.memory, offset, len)?;
-        Ok((&region.memory, offset as usize))
+        let is_writable = match &region.memory {
+            PeerMemory::Whole(memory) => memory.is_writable(),
+            PeerMemory::Paged(..) => true,
+        };
+        need.check(region.access, region.memory.len(), is_writable, offset, len)?;
+        Ok((&region.memory, offset))
+    }
+
+    /// As [`Self::place`], for requests of memory that stays where it is.
+    pub(super) fn target<'a>(
+        &self,
+        sending: &'a Sending,
+        remote: Remote,
+        len: u64,
+        need: Need,
+    ) -> Result<(&'a SharedMemory, usize), WcStatus> {
+        let (memory, offset) = self.place(sending, remote, len, need)?;
+        Ok((memory.whole()?, offset as usize))
     }
 
     pub(super) fn put_record(&self, sending: &mut Sending, header: RecordHeader, body: Body<'_>) -> Step {
@@ -408,18 +528,28 @@ impl ShmQp {
 
     fn read(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
         check_transfer(local)?;
-        let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Read)?;
+        let (memory, offset) = self.place(sending, remote, local.len as u64, Need::Read)?;
         if let Some((to, to_offset)) = local.hold()?.place() {
-            memory.copy_as_rnic(offset, to, to_offset, local.len);
+            match memory {
+                PeerMemory::Whole(memory) => memory.copy_as_rnic(offset as usize, to, to_offset, local.len),
+                PeerMemory::Paged(memory, slot) => memory.copy_out(*slot, offset, to, to_offset, local.len),
+            }
         }
         Ok(local.len as u32)
     }
 
     fn write(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
         check_transfer(local)?;
-        let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Write)?;
+        let (memory, offset) = self.place(sending, remote, local.len as u64, Need::Write)?;
         if let Some((from, from_offset)) = local.hold()?.place() {
-            from.copy_to_word_last(from_offset, memory, offset, local.len);
+            match memory {
+                PeerMemory::Whole(memory) => {
+                    from.copy_to_word_last(from_offset, memory, offset as usize, local.len)
+                }
+                PeerMemory::Paged(memory, slot) => {
+                    memory.copy_in(*slot, offset, from, from_offset, local.len)
+                }
+            }
         }
         Ok(local.len as u32)
     }
@@ -517,12 +647,25 @@ impl ShmQp {
             tracing::warn!(qp = self.core.number.0, peer = %self.core.peer, "shm connection closed: {reason}");
         }
         self.ring_peer();
+        let is_over = cut && self.peer_has_hung_up();
         let _ = rustix::net::shutdown(&self.parts.socket, rustix::net::Shutdown::Both);
         for queue in self.core.queues() {
             queue.detach(self.core.number, &self.descriptors());
             queue.wake();
         }
-        self.core.registry.remove_connection(self);
+        self.core.registry.remove_connection(self, is_over);
+    }
+
+    /// Whether the peer, which has ended the connection, copies nothing any more: it is dead, or has hung up, which it does behind its last copy.
+    fn peer_has_hung_up(&self) -> bool {
+        let since = Instant::now();
+        while !sys::is_hung_up(&self.parts.socket) {
+            if since.elapsed() > HANG_UP_WAIT {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
     }
 
     /// Moves records from the ring into posted receives. Returns why the queue pair broke, if it did.
@@ -588,6 +731,10 @@ impl ShmQp {
         }
         broken
     }
+}
+
+fn incomplete() -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, "an announcement lacks descriptors, or has too many")
 }
 
 /// The bound of one-sided transfers, which is the same on every link.

@@ -2,29 +2,30 @@
 //!
 //! The socket is `SOCK_SEQPACKET`, so one message is one packet. All are 80 bytes, a refusal's reason follows.
 //!
-//! | offset | bytes | field             | hello | welcome | refuse | announce |
-//! |-------:|------:|-------------------|-------|---------|--------|----------|
-//! | 0      | 8     | magic             | `CFSHMLNK` in all ||||
-//! | 8      | 2     | version           | `SHM_VERSION` in all ||||
-//! | 10     | 2     | kind              | 1     | 2       | 3      | 4        |
-//! | 12     | 4     | sleep page bytes  | yes   | yes     |        |          |
-//! | 16     | 4     | ring bytes        |       | yes     |        |          |
-//! | 20     | 4     | directory entries |       | yes     |        |          |
-//! | 24     | 8     | memory bytes      |       | connection |     | region   |
-//! | 32     | 24    | window bytes      |       | each, 0: none |  |          |
-//! | 56     | 4     | rkey              |       |         |        | yes      |
-//! | 60     | 4     | directory index   |       |         |        | yes      |
-//! | 64     | 4     | rights            |       |         |        | 1 read, 2 write, 4 atomic, 8 flush |
-//! | 68     | 4     | reason bytes      |       |         | yes    |          |
-//! | 72     | 4     | persistence       |       |         |        | 0 none, 1 cache lines, 2 by the target |
-//! | 76     | 4     | reserved          | zero in all ||||
+//! | offset | bytes | field             | hello | welcome | refuse | announce | announce paged memory |
+//! |-------:|------:|-------------------|-------|---------|--------|----------|-----------------------|
+//! | 0      | 8     | magic             | `CFSHMLNK` in all |||||
+//! | 8      | 2     | version           | `SHM_VERSION` in all |||||
+//! | 10     | 2     | kind              | 1     | 2       | 3      | 4        | 5 |
+//! | 12     | 4     | sleep page bytes  | yes   | yes     |        |          | |
+//! | 16     | 4     | ring bytes        |       | yes     |        |          | |
+//! | 20     | 4     | directory entries |       | yes     |        |          | |
+//! | 24     | 8     | memory bytes      |       | connection |     | region   | region |
+//! | 32     | 24    | window bytes      |       | each, 0: none |  |          | frames, table, and the slot of the receiver |
+//! | 56     | 4     | rkey              |       |         |        | yes      | yes |
+//! | 60     | 4     | directory index   |       |         |        | yes      | yes |
+//! | 64     | 4     | rights            |       |         |        | 1 read, 2 write, 4 atomic, 8 flush | 1 read, 2 write |
+//! | 68     | 4     | reason bytes      |       |         | yes    |          | |
+//! | 72     | 4     | persistence       |       |         |        | 0 none, 1 cache lines, 2 by the target | |
+//! | 76     | 4     | reserved          | zero in all |||||
 //!
 //! Fields that a kind does not use are zero. Descriptors of a hello: receive queue's sleep page, send queue's sleep page, doorbell. Of a welcome:
 //! connection memory, the same three of the server, then the windows that it exports. Of an announcement: the region's memory, opened read-only
 //! unless peers may change it.
 
+use crate::memory::paged::{LOCAL_SLOTS, SLOTS};
 use crate::rdma::soft::region::PersistenceKind;
-use crate::rdma::verbs::Access;
+use crate::rdma::verbs::{Access, PagedAccess};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -74,6 +75,23 @@ pub enum ShmMessage {
         memory_len: u64,
         /// How its ranges become persistent.
         persistence: PersistenceKind,
+    },
+    /// Peers can access memory whose pages come and go from now on.
+    AnnouncePaged {
+        /// The region's key.
+        rkey: u32,
+        /// Its entry in the sender's directory.
+        index: u32,
+        /// The receiver's rights.
+        access: PagedAccess,
+        /// The region's length.
+        memory_len: u64,
+        /// Bytes of its frames.
+        frames_len: u64,
+        /// Bytes of its table.
+        table_len: u64,
+        /// The receiver's slot in the table.
+        slot: u32,
     },
 }
 
@@ -146,6 +164,14 @@ impl ShmMessage {
                 tail = &reason.as_bytes()[..end];
                 raw.reason_len = (end as u32).into();
             }
+            Self::AnnouncePaged { rkey, index, access, memory_len, frames_len, table_len, slot } => {
+                raw.kind = 5.into();
+                raw.rkey = (*rkey).into();
+                raw.index = (*index).into();
+                raw.memory_len = (*memory_len).into();
+                raw.window_lens = [*frames_len, *table_len, u64::from(*slot)].map(U64::new);
+                raw.rights = if *access == PagedAccess::Read { 1 } else { 3 }.into();
+            }
             Self::Announce { rkey, index, access, memory_len, persistence } => {
                 raw.kind = 4.into();
                 raw.rkey = (*rkey).into();
@@ -185,7 +211,7 @@ impl ShmMessage {
         let zero = |name, unused: bool, value: u64| {
             if unused && value != 0 { Err(ShmMessageError::Field(name)) } else { Ok(()) }
         };
-        if !(1..=4).contains(&kind) {
+        if !(1..=5).contains(&kind) {
             return Err(ShmMessageError::Kind(kind));
         }
         zero("sleep page bytes", kind > 2, raw.page_len.get().into())?;
@@ -193,11 +219,11 @@ impl ShmMessage {
         zero("directory entries", kind != 2, raw.directory_len.get().into())?;
         zero("memory bytes", kind == 1 || kind == 3, raw.memory_len.get())?;
         for window in raw.window_lens {
-            zero("window bytes", kind != 2, window.get())?;
+            zero("window bytes", kind != 2 && kind != 5, window.get())?;
         }
-        zero("rkey", kind != 4, raw.rkey.get().into())?;
-        zero("directory index", kind != 4, raw.index.get().into())?;
-        zero("rights", kind != 4, raw.rights.get().into())?;
+        zero("rkey", kind < 4, raw.rkey.get().into())?;
+        zero("directory index", kind < 4, raw.index.get().into())?;
+        zero("rights", kind < 4, raw.rights.get().into())?;
         zero("reason bytes", kind != 3, raw.reason_len.get().into())?;
         zero("persistence", kind != 4, raw.persistence.get().into())?;
         zero("reserved", true, raw.reserved.get().into())?;
@@ -214,6 +240,29 @@ impl ShmMessage {
                 memory_len: raw.memory_len.get(),
                 window_lens: raw.window_lens.map(|len| len.get()),
             },
+            5 => {
+                let access = match raw.rights.get() {
+                    1 => PagedAccess::Read,
+                    3 => PagedAccess::ReadWrite,
+                    _ => return Err(ShmMessageError::Field("rights")),
+                };
+                let [frames_len, table_len, slot] = raw.window_lens.map(|field| field.get());
+                if raw.rkey.get() == 0 {
+                    return Err(ShmMessageError::Field("rkey"));
+                }
+                if !(LOCAL_SLOTS as u64..SLOTS as u64).contains(&slot) {
+                    return Err(ShmMessageError::Field("slot"));
+                }
+                Self::AnnouncePaged {
+                    rkey: raw.rkey.get(),
+                    index: raw.index.get(),
+                    access,
+                    memory_len: raw.memory_len.get(),
+                    frames_len,
+                    table_len,
+                    slot: slot as u32,
+                }
+            }
             3 => Self::Refuse { reason: String::from_utf8_lossy(tail).into_owned() },
             _ => {
                 let rights = raw.rights.get();
@@ -307,6 +356,38 @@ mod tests {
     }
 
     #[test]
+    fn golden_bytes_of_paged_memory() {
+        let message = ShmMessage::AnnouncePaged {
+            rkey: 0x0a0b_0c0d,
+            index: 7,
+            access: PagedAccess::ReadWrite,
+            memory_len: 0x4000,
+            frames_len: 0x3000,
+            table_len: 0x1020,
+            slot: 9,
+        };
+        let fields: [(usize, &[u8]); 7] = [
+            (24, &[0, 0x40]),
+            (32, &[0, 0x30]),
+            (40, &[0x20, 0x10]),
+            (48, &[9]),
+            (56, &[0x0d, 0x0c, 0x0b, 0x0a]),
+            (60, &[7]),
+            (64, &[3]),
+        ];
+        check(message, golden(5, &fields));
+        let with = |at: usize, value: u8| {
+            let mut bytes = golden(5, &fields);
+            bytes[at] = value;
+            ShmMessage::parse(&bytes)
+        };
+        assert_eq!(with(48, 7), Err(ShmMessageError::Field("slot")), "it is not for peers");
+        assert_eq!(with(48, 64), Err(ShmMessageError::Field("slot")));
+        assert_eq!(with(64, 7), Err(ShmMessageError::Field("rights")), "no atomics");
+        assert_eq!(with(72, 1), Err(ShmMessageError::Field("persistence")));
+    }
+
+    #[test]
     fn unused_fields_other_versions_and_long_reasons_are_refused() {
         assert_eq!(ShmMessage::parse(&golden(1, &[(56, &[1])])), Err(ShmMessageError::Field("rkey")));
         assert_eq!(ShmMessage::parse(&golden(1, &[(72, &[1])])), Err(ShmMessageError::Field("persistence")));
@@ -327,7 +408,7 @@ mod tests {
         }
 
         #[test]
-        fn no_damaged_message_panics(at in 10usize..SHM_MESSAGE_LEN, value in any::<u8>(), kind in 0u8..6) {
+        fn no_damaged_message_panics(at in 10usize..SHM_MESSAGE_LEN, value in any::<u8>(), kind in 0u8..7) {
             let _ = ShmMessage::parse(&golden(kind, &[(at, &[value])]));
         }
     }

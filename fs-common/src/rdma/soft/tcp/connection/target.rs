@@ -60,7 +60,7 @@ impl TcpQp {
                 let region = remote(payload.len() as u64, Need::Write)?;
                 {
                     let _touch = region.touch().ok_or(gone)?;
-                    region.memory.write_word_last(header.offset as usize, payload);
+                    region.write(header.offset, payload);
                 }
                 if let Some(imm) = header.imm {
                     self.deliver_write_imm(receiving, payload.len() as u32, imm)?;
@@ -71,7 +71,7 @@ impl TcpQp {
                 let region = remote(wanted as u64, Need::Read)?;
                 self.reply(reply, wanted, |out| {
                     let _touch = region.touch().ok_or(WcStatus::RemoteAccess)?;
-                    region.memory.read_as_rnic(header.offset as usize, out);
+                    region.read(header.offset, out);
                     Ok(wanted)
                 })
             }

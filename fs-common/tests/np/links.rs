@@ -1,0 +1,221 @@
+//! What accesses do, over each link.
+
+use super::*;
+use cuttlefs_common::np::{NpError, Status};
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at as u64).wrapping_mul(31).wrapping_add(seed * 7 + 1) as u8 | 1).collect()
+}
+
+#[test]
+fn what_was_written_is_read_wherever_the_page_is() {
+    for link in LINKS {
+        let served = Served::new(link, 256);
+        let mut peer = served.peer();
+        assert_eq!(peer.peer.region_len(), 256 * PAGE);
+        assert_eq!(served.region.figures().resident, 0, "nothing was touched");
+        assert_eq!(peer.read(100 * PAGE - 8, 16), [0; 16], "{link:?}");
+        // Eight times what fits into its frames, with ranges of all kinds: inline, in one piece, in several.
+        let lens = [1usize, 8, 1000, 1024, 1025, 4096, 5000, 70_000, 200_000];
+        let mut places = Vec::new();
+        let mut offset = 3;
+        for round in 0..9u64 {
+            for len in lens {
+                if offset + len as u64 > 256 * PAGE {
+                    break;
+                }
+                let bytes = pattern(round, len);
+                peer.write(offset, &bytes);
+                places.push((offset, bytes));
+                offset += len as u64;
+            }
+        }
+        for _ in 0..2 {
+            for (offset, bytes) in &places {
+                assert!(peer.read(*offset, bytes.len()) == *bytes, "{link:?} {offset} {}", bytes.len());
+                let mut own = vec![0; bytes.len()];
+                served.region.read(*offset, &mut own).expect("read");
+                assert!(own == *bytes);
+            }
+        }
+        let (region, peer) = (served.region.figures(), peer.peer.figures());
+        assert!(region.major_faults > 100 && region.written > 100 && region.resident <= 32, "{region:?}");
+        assert!(peer.read_faults > 10 && peer.write_faults > 10, "{peer:?}");
+        assert_eq!(served.server.figures().breaches, 0);
+    }
+}
+
+#[test]
+fn resident_pages_need_no_processor() {
+    for link in LINKS {
+        let served = Served::new(link, 64);
+        let mut peer = served.peer();
+        for page in 0..16 {
+            peer.write(page * PAGE, &pattern(page, 4096));
+        }
+        let asked = served.server.figures().requests;
+        for round in 0..3 {
+            for page in 0..16 {
+                let bytes = pattern(page + round, 4096);
+                peer.write(page * PAGE, &bytes);
+                assert!(peer.read(page * PAGE, 4096) == bytes);
+            }
+        }
+        assert_eq!(served.server.figures().requests, asked, "{link:?}");
+        assert_eq!(peer.peer.figures().one_sided, 96, "{:?}", peer.peer.figures());
+    }
+}
+
+#[test]
+fn writes_that_are_not_signaled_are_checked_with_the_next_that_is() {
+    for link in LINKS {
+        let served = Served::new(link, 64);
+        let mut peer = served.peer();
+        served.region.bring_in(0, 8 * PAGE).expect("in");
+        for page in 0..8 {
+            peer.read(page * PAGE, 8);
+        }
+        let before = peer.peer.figures();
+        peer.local.memory().write(0, &pattern(1, 8 * 512));
+        for at in 0..8u64 {
+            // Eight in one page, two of them of a page that is gone.
+            let mut wr = peer.wr(NpOp::Write, at * 512, at * 512, 512);
+            wr.signaled = at == 7;
+            peer.peer.post(wr).expect("posted");
+        }
+        assert_eq!(peer.peer.drain().len(), 1);
+        assert!(peer.read(0, 4096) == pattern(1, 4096));
+        let after = peer.peer.figures();
+        assert!(after.entry_reads - before.entry_reads <= 9, "{link:?}: one READ checks neighbours");
+        // What nobody signals is checked by a drain.
+        served.region.evict_page(0).expect("evicted");
+        let mut wr = peer.wr(NpOp::Write, 5, 0, 100);
+        wr.signaled = false;
+        peer.peer.post(wr).expect("posted");
+        assert_eq!(peer.peer.drain(), []);
+        assert!(peer.read(5, 100) == pattern(1, 100), "{link:?}");
+    }
+}
+
+#[test]
+fn data_that_looks_like_the_signature_is_read_all_the_same() {
+    let served = Served::new(LinkKind::Tcp, 64);
+    let mut peer = served.peer();
+    let mut bytes = vec![0; 3 * 4096];
+    served.region.signature().fill(0, &mut bytes);
+    peer.write(PAGE, &bytes);
+    for (offset, len) in [(PAGE, 4096), (PAGE + 17, 4096), (2 * PAGE + 1, 1), (PAGE, 3 * 4096)] {
+        let from = (offset - PAGE) as usize;
+        assert!(peer.read(offset, len) == bytes[from..from + len]);
+    }
+    assert!(peer.peer.figures().read_faults >= 4);
+}
+
+#[test]
+fn the_owner_can_be_asked_for_everything() {
+    for link in LINKS {
+        let served = Served::new(link, 128);
+        let mut peer = served.peer_with(NpSettings { optimistic: false, ..Served::settings() });
+        for len in [1, 1024, 5000, 300_000] {
+            peer.write(77, &pattern(len as u64, len));
+            assert!(peer.read(77, len) == pattern(len as u64, len), "{link:?} {len}");
+        }
+        assert_eq!((peer.peer.figures().one_sided, peer.peer.figures().calls), (0, 16), "{link:?}");
+    }
+}
+
+#[test]
+fn atomics_are_done_once() {
+    for link in LINKS {
+        let served = Served::new(link, 64);
+        let mut peer = served.peer();
+        for round in 0..20 {
+            assert_eq!(peer.run(NpOp::FetchAdd(3), 8, 8).old, round * 3);
+            served.region.evict_page(0).expect("evicted");
+        }
+        assert_eq!(peer.run(NpOp::CompareSwap { expect: 1, swap: 9 }, 8, 8).old, 60, "{link:?}");
+        assert_eq!(peer.run(NpOp::CompareSwap { expect: 60, swap: 9 }, 8, 8).old, 60);
+        assert_eq!(served.region.fetch_add(8, 1).expect("added"), 9);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_it_is_posted() {
+    let served = Served::new(LinkKind::Unix, 64);
+    let mut peer = served.peer();
+    let local = LOCAL_LEN as u64;
+    for (op, offset, at, len) in [
+        (NpOp::Read, 64 * PAGE, 0, 1),
+        (NpOp::Write, 64 * PAGE - 1, 0, 2),
+        (NpOp::Read, u64::MAX, 0, 2),
+        (NpOp::Read, 0, local - 1, 2),
+        (NpOp::Read, 0, 0, 0),
+        (NpOp::Read, 0, 0, (1 << 20) + 1),
+        (NpOp::FetchAdd(1), 4, 0, 8),
+        (NpOp::FetchAdd(1), 0, 0, 4),
+    ] {
+        let wr = peer.wr(op, offset, at, len);
+        assert!(matches!(peer.peer.post(wr), Err(NpError::Range { .. })), "{op:?} {offset} {at} {len}");
+    }
+    let many = (0..65).map(|_| peer.wr(NpOp::Read, 0, 0, 1)).collect::<Vec<_>>();
+    assert!(matches!(peer.peer.post_all(many), Err(NpError::Full(64))));
+    assert_eq!(peer.peer.drain().len(), 64);
+    let read_only = Served::with(LinkKind::Tcp, 64, PagedAccess::Read);
+    let mut peer = read_only.peer();
+    let wr = peer.wr(NpOp::Write, 0, 0, 1);
+    assert!(matches!(peer.peer.post(wr), Err(NpError::ReadOnly)));
+    assert_eq!(peer.read(0, 1), [0]);
+}
+
+#[test]
+fn a_device_that_fails_takes_nothing_with_it() {
+    let served = Served::new(LinkKind::Tcp, 128);
+    let mut peer = served.peer();
+    for page in 0..128 {
+        peer.write(page * PAGE, &pattern(page, 4096));
+    }
+    (0..128).for_each(|page| drop(served.region.evict_page(page)));
+    served.backing.fail_reads(5, true);
+    assert_eq!(peer.run(NpOp::Read, 5 * PAGE + 1, 9).status, NpStatus::Refused(Status::Device));
+    assert_eq!(peer.run(NpOp::Write, 5 * PAGE + 1, 9).status, NpStatus::Refused(Status::Device));
+    assert_eq!(peer.run(NpOp::FetchAdd(1), 5 * PAGE, 8).status, NpStatus::Refused(Status::Device));
+    assert!(peer.read(6 * PAGE, 4096) == pattern(6, 4096), "other pages are fine");
+    served.backing.fail_reads(5, false);
+    assert!(peer.read(5 * PAGE, 4096) == pattern(5, 4096), "nothing was changed");
+    // A page that the device does not take stays where it is.
+    peer.write(7 * PAGE, &pattern(99, 4096));
+    served.backing.fail_writes(7, true);
+    assert!(served.region.evict_page(7).is_err());
+    for page in 0..128 {
+        let seed = if page == 7 { 99 } else { page };
+        assert!(peer.read(page * PAGE, 4096) == pattern(seed, 4096), "{page}");
+    }
+    // None is taken: a fault fails when all have been asked.
+    (0..128).for_each(|page| served.backing.fail_writes(page, true));
+    let mut refused = 0;
+    for page in 0..128 {
+        peer.local.memory().write(0, &pattern(page + 1, 4096));
+        refused += u32::from(peer.run(NpOp::Write, page * PAGE, 4096).status != NpStatus::Success);
+    }
+    assert!((96..=127).contains(&refused), "{refused}");
+    (0..128).for_each(|page| served.backing.fail_writes(page, false));
+    peer.write(0, &pattern(3, 4096));
+}
+
+#[test]
+fn an_owner_that_is_slow_is_waited_for_and_one_that_is_gone_is_not() {
+    let served = Served::new(LinkKind::Unix, 64);
+    let mut peer = served.peer();
+    peer.write(0, &[7; 100]);
+    served.region.evict_page(0).expect("evicted");
+    served.backing.set_delay(Duration::from_millis(200));
+    assert_eq!(peer.read(0, 100), [7; 100]);
+    let wr = peer.wr(NpOp::Read, 0, 0, 100);
+    drop(served);
+    let posted = peer.peer.post(wr);
+    let done = peer.peer.drain();
+    assert!(posted.is_err() || done.iter().all(|done| done.status == NpStatus::Disconnected));
+    let wr = peer.wr(NpOp::Read, 0, 0, 100);
+    let again = peer.peer.post(wr).is_err() || peer.peer.drain()[0].status == NpStatus::Disconnected;
+    assert!(again);
+}
