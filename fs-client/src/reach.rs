@@ -1,6 +1,6 @@
 //! The way to a server: the RNIC that an endpoint needs, the proof of a key, and errors that say what to do.
 
-use crate::session::{lanes_bytes, Session, SessionOptions, unsynced_bytes};
+use crate::session::{Session, SessionOptions, lanes_bytes, unsynced_bytes};
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::soft::{SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, open_to_connect};

@@ -9,9 +9,9 @@ use crate::memory::paged::PagedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileAtomic, FileRead,
-    FileTarget, FileValue, FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PagedAccess,
-    PeerIdentity, Placement, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote,
-    Sge, SharedReceiveQueue, WcStatus, WindowId,
+    FileTarget, FileValue, FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion,
+    PagedAccess, PeerIdentity, Placement, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr,
+    RegionOwner, Remote, Sge, SharedReceiveQueue, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
