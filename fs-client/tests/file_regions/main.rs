@@ -4,7 +4,10 @@ mod keys;
 mod program;
 #[path = "../serving/mod.rs"]
 mod serving;
+mod simulated;
 mod walk;
+#[path = "../world/mod.rs"]
+mod world;
 
 use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64, TraceId};

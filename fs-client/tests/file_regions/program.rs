@@ -43,7 +43,11 @@ pub struct Program {
 impl Program {
     /// Connects, and attaches the session of this secret.
     pub fn start(endpoint: &Endpoint, secret: u8) -> Self {
-        let device = device_to(endpoint);
+        Self::start_by(device_to(endpoint), endpoint, secret)
+    }
+
+    /// The same by this RNIC.
+    pub fn start_by(device: Arc<dyn Device>, endpoint: &Endpoint, secret: u8) -> Self {
         let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(64).expect("a queue"));
         let memory = Arc::new(SharedMemory::new("program", VALUE + 64).expect("memory"));
         let mr = pd.register(memory, Access::ALL).expect("register");

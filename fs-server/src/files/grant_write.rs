@@ -13,7 +13,7 @@ use super::detach::{take_holes, undo_allocation, vacate_pieces};
 use super::fetch::{bring, fetch};
 use super::grants::{GrantPages, TakenSpace, WriteGrant};
 use super::range_table::{Piece, PieceState};
-use super::write::end_of;
+use super::write::{end_of, zero_tail};
 use super::{FileRegion, Files};
 use crate::meta::NoteData;
 use crate::pages::policy::Exposure;
@@ -78,6 +78,10 @@ pub async fn grant_write(
         file.usable()?;
         let behind = file.size().div_ceil(PAGE_SIZE_U64).clamp(first, last);
         fill_holes(files, disk, file, first, behind).await?;
+        if end > file.size() {
+            // So that an append finds nothing to be done first.
+            zero_tail(files, disk, file).await?;
+        }
         let pools: Vec<PoolPage> = {
             let state = file.state();
             (first..behind).filter_map(|page| state.table.get(page.into())).map(|(pool, _)| pool).collect()
