@@ -617,7 +617,13 @@ impl Drop for NpPeer {
 
 /// Whether a part of a page is what the signature page has there.
 fn is_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: usize, len: usize) -> bool {
-    // Nearly all data differs in its first bytes.
+    // Nearly all data differs in its first bytes. One load of a word costs less than the start of a copy.
+    if len >= 8 && at.is_multiple_of(8) {
+        let word = memory.load_u64_relaxed(at).to_ne_bytes();
+        if !welcome.signature.covers(in_page, &word) {
+            return false;
+        }
+    }
     let mut first = [0; 32];
     let first = &mut first[..len.min(32)];
     memory.read(at, first);
