@@ -38,8 +38,8 @@ const ENTRIES: usize = 64;
 const ENTRY: usize = 8;
 const _: () = assert!(SLOT + FileTable::VIEW_LEN <= ENTRIES && ENTRIES + PAGES * ENTRY <= PROOFS_LEN);
 const _: () = assert!(PAGES * PAGE_SIZE <= DATA_LEN);
-// Each page may need an entry far from the others, and its bytes.
-const _: () = assert!(1 + 2 * PAGES <= MAX_RUNS);
+// The slot, and each page may need an entry far from the others, and its bytes.
+const _: () = assert!(2 * PAGES < MAX_RUNS);
 
 /// An RNIC that executes READs, and the memory where the bytes land.
 pub(super) trait ReadsPieces {

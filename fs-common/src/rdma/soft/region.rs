@@ -176,6 +176,11 @@ impl Registry {
         connections.push(Arc::downgrade(connection));
     }
 
+    /// Whether any memory here is such that a peer may have a slot of it.
+    pub(super) fn has_paged(&self) -> bool {
+        self.regions.read().values().any(|region| region.paged.is_some())
+    }
+
     /// Forgets a closed connection. `is_over`: its peer accesses no memory of this side any more.
     pub(super) fn remove_connection(&self, connection: &ShmQp, is_over: bool) {
         for paged in self.regions.read().values().filter_map(|region| region.paged.as_ref()) {

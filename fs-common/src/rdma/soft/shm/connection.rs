@@ -647,7 +647,7 @@ impl ShmQp {
             tracing::warn!(qp = self.core.number.0, peer = %self.core.peer, "shm connection closed: {reason}");
         }
         self.ring_peer();
-        let is_over = cut && self.peer_has_hung_up();
+        let is_over = cut && self.core.registry.has_paged() && self.peer_has_hung_up();
         let _ = rustix::net::shutdown(&self.parts.socket, rustix::net::Shutdown::Both);
         for queue in self.core.queues() {
             queue.detach(self.core.number, &self.descriptors());
