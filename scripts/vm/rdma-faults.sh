@@ -58,12 +58,26 @@ check "one in five overtakes others" bad_cables order delay 1ms reorder 20% 50%
 check "one in fifty comes twice" bad_cables twice duplicate 2%
 check "one in two hundred has a wrong bit" bad_cables damaged corrupt 0.5%
 
+# Waits until no queue pair has come or gone for three seconds. Soft-RoCE (6.12) sends no message of connections any more, for as long as the device
+# is there, once it could not send one; and who connects at the moment in which a port goes down cannot know that it does.
+no_connects() {
+    local before='' now same=0 looked
+    for ((looked = 0; looked < 60; looked++)); do
+        now=$(rdma res show qp | grep -c 'type RC')
+        if [[ $now == "$before" ]]; then same=$((same + 1)); else same=0; fi
+        ((same == 3)) && return 0
+        before=$now
+        sleep 1
+    done
+}
+
 # away SECONDS DEVICE: takes the device down in the middle of the work.
 away() {
     local seconds=$1 device=$2 worker status
     work "$device-$seconds" &
     worker=$!
     sleep 2
+    [[ $device == switch0 ]] || no_connects
     ip link set "$device" down
     sleep "$seconds"
     ip link set "$device" up
