@@ -17,7 +17,7 @@ pub(super) struct NearRnic {
     pub(super) doorbells: usize,
     /// Called before each doorbell with its number.
     pub(super) meanwhile: Box<dyn FnMut(usize)>,
-    /// Called between the bytes and the proofs of each doorbell with its number.
+    /// Called at the fence of each doorbell with its number.
     #[cfg(test)]
     pub(super) at_fence: Box<dyn FnMut(usize)>,
 }
@@ -71,9 +71,9 @@ impl NearRnic {
 }
 
 impl ReadsPieces for NearRnic {
-    fn read_pieces(&mut self, bytes: &[Piece], proofs: &[Piece]) -> Option<()> {
+    fn read_pieces(&mut self, pieces: &[Piece], proofs: &[Piece]) -> Option<()> {
         (self.meanwhile)(self.doorbells);
-        bytes.iter().try_for_each(|piece| self.read_piece(piece))?;
+        pieces.iter().try_for_each(|piece| self.read_piece(piece))?;
         #[cfg(test)]
         (self.at_fence)(self.doorbells);
         self.doorbells += 1;

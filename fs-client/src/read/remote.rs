@@ -1,9 +1,10 @@
 //! Initiator translation over a link that maps nothing: the target's tables and frames are READ.
 //!
-//! One doorbell brings the pages' bytes and, behind a fence, their residency entries and the file's slot. The place of the bytes is known from the
-//! page's entry at an earlier look ([`KnownEntries`], or the first of two doorbells). Three moments follow each other: the earlier look, the READ of
-//! the bytes, the READ of the entry. So equal entries prove that the copy is that pool page, untorn, and a slot with the generation
-//! of the layout, which came still earlier, that the page was the file's all the while. READs without a fence between them prove nothing about each
+//! One doorbell brings the pages' bytes and the file's slot, and behind a fence the pages' residency entries and the slot's generation. The place of the
+//! bytes is known from the page's entry at an earlier look ([`KnownEntries`], or the first of two doorbells). Three moments follow each other: the
+//! earlier look, the READ of the bytes, the READ of the entry. So equal entries prove that the copy is that pool page, untorn. The layout came
+//! before all of them; if its generation is still there behind the fence, the page was the file's all the while, and the length is one that
+//! the file had with that layout. READs without a fence between them prove nothing about each
 //! other's moments: an answer to a READ may come late, after the READ was executed once more (`rdma/verbs`). A page whose entry was not known, or is
 //! another one, is read once more by the entry that came; if that is another one again, the page is missing.
 //!
@@ -32,20 +33,22 @@ use cuttlefs_common::region::{
 
 /// The most pages of a doorbell.
 const PAGES: usize = 32;
-/// The offsets in the proofs of the file's slot and of the residency entries.
+/// The offsets in the proofs of the file's slot, of its generation behind the fence, and of the residency entries.
 const SLOT: usize = 0;
+const GENERATION: usize = FileTable::VIEW_LEN;
 const ENTRIES: usize = 64;
 const ENTRY: usize = 8;
-const _: () = assert!(SLOT + FileTable::VIEW_LEN <= ENTRIES && ENTRIES + PAGES * ENTRY <= PROOFS_LEN);
+const _: () =
+    assert!(GENERATION + FileTable::GENERATION_LEN <= ENTRIES && ENTRIES + PAGES * ENTRY <= PROOFS_LEN);
 const _: () = assert!(PAGES * PAGE_SIZE <= DATA_LEN);
-// The slot, and each page may need an entry far from the others, and its bytes.
-const _: () = assert!(2 * PAGES < MAX_RUNS);
+// The slot twice, and each page may need an entry far from the others, and its bytes.
+const _: () = assert!(2 + 2 * PAGES <= MAX_RUNS);
 
 /// An RNIC that executes READs, and the memory where the bytes land.
 pub(super) trait ReadsPieces {
-    /// Reads all pieces with one doorbell: the proofs once the bytes have come. Within each part they may be of any moments. `None`: the link or the
+    /// Reads all pieces with one doorbell: the proofs once the others have come. Within each part they may be of any moments. `None`: the link or the
     /// target refused.
-    fn read_pieces(&mut self, bytes: &[Piece], proofs: &[Piece]) -> Option<()>;
+    fn read_pieces(&mut self, pieces: &[Piece], proofs: &[Piece]) -> Option<()>;
     /// Copies bytes that landed among the data.
     fn data(&self, at: usize, out: &mut [u8]);
     /// Copies bytes that landed among the proofs.
@@ -215,7 +218,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         Ok(Some(size))
     }
 
-    /// The pieces to READ for these pages: bytes, and proofs.
+    /// The pieces to READ for these pages: those before the fence, and those behind it.
     fn pieces(&self, wanted: &[Wanted]) -> (Vec<Piece>, Vec<Piece>) {
         let RemoteWindows { residency, files, pages, .. } = *self.shown.windows;
         let piece = |window: RemoteRange, offset: u64, len: usize, to: Landing| Piece {
@@ -231,7 +234,10 @@ impl<R: ReadsPieces> Reading<'_, R> {
             };
             Some(piece(window, at + from as u64, len, Landing::Data(place * PAGE_SIZE + from)))
         });
-        let mut proofs = vec![piece(files, self.slot, FileTable::VIEW_LEN, Landing::Proof(SLOT))];
+        let slot = |to: usize, len: usize| piece(files, self.slot, len, Landing::Proof(to));
+        let mut pieces = vec![slot(SLOT, FileTable::VIEW_LEN)];
+        pieces.extend(bytes);
+        let mut proofs = vec![slot(GENERATION, FileTable::GENERATION_LEN)];
         let mut place = 0;
         // Neighbours in the pool are neighbours in the table.
         for run in wanted.chunk_by(|before, after| before.pool.0 + 1 == after.pool.0) {
@@ -239,17 +245,20 @@ impl<R: ReadsPieces> Reading<'_, R> {
             place += run.len();
             proofs.push(piece(residency, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to));
         }
-        (bytes.collect(), proofs)
+        (pieces, proofs)
     }
 
-    /// The slot, if it is still that of the layout.
+    /// The slot, if it was that of the layout from its READ to the fence.
     fn view(&self) -> Result<FileSlotView, NoAnswer> {
         let mut bytes = [0; FileTable::VIEW_LEN];
         self.rnic.proof(SLOT, &mut bytes);
         let view = FileTable::view_of(&bytes);
+        let mut behind = [0; FileTable::GENERATION_LEN];
+        self.rnic.proof(GENERATION, &mut behind);
         match view.generation {
             0 => Err(NoAnswer::SlotGone),
             generation if generation != self.generation => Err(NoAnswer::LayoutStale),
+            _ if behind != bytes[..FileTable::GENERATION_LEN] => Err(NoAnswer::LayoutStale),
             _ => Ok(view),
         }
     }
