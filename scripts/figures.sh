@@ -47,3 +47,24 @@ run() {
     cat "$work/table"
     rm -rf "$work/out"
 }
+
+# take_arguments NUMBERS PATTERN ARGUMENT...: sets the variables of the options in NUMBERS (such as `seconds rounds`) that are given, quick (an array:
+# --quick or nothing) and figures, those that are named. PATTERN is what names a figure, as of [[ == ]].
+take_arguments() {
+    local numbers=" $1 " pattern=$2
+    shift 2
+    quick=() figures=()
+    while (($#)); do
+        case $1 in
+            --quick) quick=(--quick) ;;
+            --*)
+                [[ $numbers == *" ${1#--} "* ]] || die "unknown argument $1; see the head of $0"
+                declare -g "${1#--}=$2"
+                shift
+                ;;
+            # shellcheck disable=SC2053
+            *) [[ $1 == $pattern ]] && figures+=("$1") || die "unknown argument $1; see the head of $0" ;;
+        esac
+        shift
+    done
+}

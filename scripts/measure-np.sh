@@ -10,20 +10,7 @@ set -uo pipefail
 
 seconds=0.2
 rounds=5
-quick=()
-figures=()
-while (($#)); do
-    case $1 in
-        --seconds | --rounds)
-            declare "${1#--}=$2"
-            shift
-            ;;
-        --quick) quick=(--quick) ;;
-        7 | 8 | 9 | 10 | 11 | table[123] | shm) figures+=("$1") ;;
-        *) die "unknown argument $1; see the head of $0" ;;
-    esac
-    shift
-done
+take_arguments 'seconds rounds' '@(7|8|9|10|11|table[123]|shm)' "$@"
 ((${#figures[@]})) || figures=(7 8 9 10 11 table1 table2 table3 shm)
 
 build_for_figures

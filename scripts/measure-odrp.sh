@@ -9,20 +9,7 @@ set -uo pipefail
 
 seconds=0.5
 rounds=5
-quick=()
-figures=()
-while (($#)); do
-    case $1 in
-        --seconds | --rounds)
-            declare "${1#--}=$2"
-            shift
-            ;;
-        --quick) quick=(--quick) ;;
-        7 | 8 | 9 | 1[0-2] | unix) figures+=("$1") ;;
-        *) die "unknown argument $1; see the head of $0" ;;
-    esac
-    shift
-done
+take_arguments 'seconds rounds' '@(7|8|9|1[0-2]|unix)' "$@"
 ((${#figures[@]})) || figures=(7 8 9 10 11 12 unix)
 
 build_for_figures

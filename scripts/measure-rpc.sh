@@ -10,20 +10,7 @@ set -uo pipefail
 
 seconds=0.4
 rounds=5
-quick=()
-figures=()
-while (($#)); do
-    case $1 in
-        --seconds | --rounds)
-            declare "${1#--}=$2"
-            shift
-            ;;
-        --quick) quick=(--quick) ;;
-        8a | 8b | 9 | 1[0-9] | 20 | shm | table2) figures+=("$1") ;;
-        *) die "unknown argument $1; see the head of $0" ;;
-    esac
-    shift
-done
+take_arguments 'seconds rounds' '@(8a|8b|9|1[0-9]|20|shm|table2)' "$@"
 ((${#figures[@]})) || figures=(8a 8b 9 10 11 12 13 14 15 16 17 18 19 20 shm table2)
 
 build_for_figures

@@ -13,20 +13,7 @@ size=256M
 seconds=0.5
 warmup=1
 rounds=5
-quick=()
-figures=()
-while (($#)); do
-    case $1 in
-        --size | --seconds | --warmup | --rounds)
-            declare "${1#--}=$2"
-            shift
-            ;;
-        --quick) quick=(--quick) ;;
-        8 | 9 | 1[0-5] | octopus | kv | ram | links) figures+=("$1") ;;
-        *) die "unknown argument $1; see the head of $0" ;;
-    esac
-    shift
-done
+take_arguments 'size seconds warmup rounds' '@(8|9|1[0-5]|octopus|kv|ram|links)' "$@"
 ((${#figures[@]})) || figures=(links 8 9 10 11 12 13 14 15 octopus kv ram)
 
 build_for_figures
