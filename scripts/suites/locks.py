@@ -4,6 +4,7 @@
   locks.py semantics LEFT RIGHT           what conflicts with what, and what ends a lock
   locks.py waits LEFT RIGHT               waiting: promptness, order, signals, deadlock, a mount full of waiters
   locks.py count KIND FILE... N           adds one to a number, N times for each FILE (one file, seen through its mounts)
+  locks.py appended LEFT RIGHT SECONDS    what one mount appends or overwrites under a lock, the other one sees under the lock, while the file is opened
   locks.py hold FILE                      holds fcntl and flock locks, says so, and stays
   locks.py take FILE SECONDS              takes both within so many seconds
   locks.py pause LEFT RIGHT               holds a lock over a kill of the server (see locks.sh)
@@ -291,6 +292,39 @@ def count(kind, paths, rounds):
     assert after - before == rounds * len(paths), f"{after - before} of {rounds * len(paths)}"
 
 
+def appended(left, right, seconds):
+    """With each change the file is longer, and its first record another. Meanwhile programs of the reader's mount open the file again and again: its
+    kernel asks for the attributes in several threads, and is made to forget them."""
+    paths = left + "/appended", right + "/appended"
+    writer = os.open(paths[0], os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    reader = os.open(paths[1], os.O_RDWR)
+    end = time.monotonic() + seconds
+
+    def opens():
+        while time.monotonic() < end:
+            os.close(os.open(paths[1], os.O_RDONLY))
+        return 0
+
+    pids = [elsewhere(opens) for _ in range(2)]
+    number = unseen = 0
+    while time.monotonic() < end:
+        record = b"%019d\n" % number
+        lock(writer, "fcntl", "x wait")
+        os.pwrite(writer, record, 0)
+        os.pwrite(writer, record, (number + 1) * len(record))
+        lock(writer, "fcntl", "u")
+        lock(reader, "fcntl", "x wait")
+        found = [os.pread(reader, len(record), at) for at in (0, (number + 1) * len(record))]
+        lock(reader, "fcntl", "u")
+        number += 1
+        if found != [record, record]:
+            unseen += 1
+            print(f"  record {number - 1}: {found}", flush=True)
+    assert all(status_of(pid) == 0 for pid in pids), "somebody saw an error"
+    print(f"  {number} records")
+    assert unseen == 0, f"{unseen} of {number} were not seen"
+
+
 def hold(path):
     fd = opened(path)
     lock(fd, "fcntl", "x wait")
@@ -382,6 +416,8 @@ def main():
         count(arguments[0], arguments[1:-1], int(arguments[-1]))
     elif what == "take":
         take(arguments[0], float(arguments[1]))
+    elif what == "appended":
+        appended(*arguments[:2], float(arguments[2]))
     elif what == "sqlite":
         sqlite(arguments[:-1], int(arguments[-1]))
     else:

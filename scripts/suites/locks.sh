@@ -23,6 +23,8 @@ programs_beside() { exec timeout 60 python3 "$(dirname "${BASH_SOURCE[0]}")/lock
 check "what conflicts with what, and what ends a lock" programs semantics "$MNT" "$OTHER"
 check "waiting: promptness, signals, deadlocks, a mount full of waiters" programs waits "$MNT" "$OTHER"
 
+check "a lock's next holder sees what the last one appended, while others open the file" programs appended "$MNT" "$OTHER" 10
+
 # Several processes on each mount increment one number, while the server is killed. $1: the kind of lock.
 counting() {
     local file=count.$1 paths=() i pid

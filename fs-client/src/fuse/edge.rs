@@ -76,7 +76,7 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     pub(super) volume: Arc<V>,
     pub(super) root: InodeNo,
     pub(super) settings: FuseSettings,
-    pub(super) lacking: Lacking,
+    pub(super) lacking: Arc<Lacking>,
     pub(super) root_attr: Remembered<ReplyAttr, Attr>,
     pub(super) space: Remembered<ReplyStatfs, Space>,
     /// Whether the kernel checks access control lists.
@@ -109,7 +109,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         Self {
             root: volume.root(),
             volume,
-            lacking: Lacking::new(settings.attr_cache),
+            lacking: Arc::new(Lacking::new(settings.attr_cache)),
             names: ToldNames::new(settings.entry_cache),
             root_attr: Remembered::new(known.0),
             space: Remembered::new(known.1),
@@ -173,10 +173,10 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
 
     /// How the kernel uses a file that was just opened.
     fn opened(&self, ino: InodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
-        if !self.lacking.has_told(ino, opened.change) {
-            // The opener must see changes of mounts that have closed the file. The length comes with the attributes, which an open does not bring.
+        // The opener must see changes of mounts that have closed the file. The length comes with the attributes, which an open does not bring.
+        self.lacking.forget_older(ino, opened.change, || {
             self.cache.forget_attributes(convert::to_fuse_ino(self.root, ino));
-        }
+        });
         let handle = FileHandle(opened.handle.0);
         if self.is_direct(flags) {
             return (handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
@@ -584,7 +584,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let Some(lock) = convert::lock(space, owner, start, end, typ, pid) else {
             return reply.error(Errno::EINVAL);
         };
-        let waiter = LockRequest::new(ino, &self.cache, reply);
+        let waiter = LockRequest::new(ino, self.ino(ino), &self.cache, &self.lacking, reply);
         self.volume.set_lock(&caller(req), handle(fh), lock, sleep, waiter);
     }
 

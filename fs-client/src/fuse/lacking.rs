@@ -8,8 +8,18 @@
 //! capability or set-id bit that another client gave it, as with the kernel's own cached attributes.
 //!
 //! # The age of attributes
-//! An open shows all changes of mounts that have closed the file (close-to-open), its length too. So for each file the change counter of the
-//! attributes is kept that the kernel was told last. If an opened file has another counter, the kernel must forget its attributes.
+//! An open shows all changes of mounts that have closed the file (close-to-open), its length too, and so does a granted lock for those that the holder
+//! before made. So an opened or locked file has a change counter, and the kernel must forget attributes that may be older.
+//!
+//! The kernel asks for attributes in many threads, and throws an answer away if the attributes have changed since it asked: by another answer, by a
+//! write, or because it was made to forget them. The read that asked goes on with the length that is there. So:
+//!
+//! * **Of several answers it may have any.** It has attributes of a counter for certain only if all answers since it was last made to forget were of it.
+//! * **It must not forget without need**, or a read under a lock is short. Attributes that it has asked for since it was made to forget are not older
+//!   than that: so the counter at which that was is kept, and at the same one it is not made to forget again.
+//!
+//! What is left is a read that asks while another client changes the file and a further program opens it, or writes it: not under a lock of the whole
+//! file.
 
 use cuttlefs_common::attr::{Attr, InodeFlags};
 use cuttlefs_common::ids::InodeNo;
@@ -34,9 +44,22 @@ pub(super) enum Lack {
 #[derive(Clone, Copy, Debug)]
 struct Known {
     lacks: u8,
-    told: Instant,
-    /// The change counter of the attributes that the kernel has. `None`: it was told several, and it is not known which came last.
-    change: Option<u64>,
+    told: Option<Instant>,
+    age: Age,
+    /// The change counter of the file when the kernel was last made to forget its attributes: those that it has since are not older.
+    forgot: Option<u64>,
+}
+
+/// The change counters of the attributes that the kernel was told since it was made to forget them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    Untold,
+    All(u64),
+    Several,
+}
+
+impl Known {
+    const NOTHING: Self = Self { lacks: 0, told: None, age: Age::Untold, forgot: None };
 }
 
 /// What the kernel was last told of files.
@@ -58,12 +81,24 @@ impl Lacking {
             return false;
         }
         let known = self.known.lock().get(&ino).copied();
-        known.is_some_and(|known| known.lacks & lack as u8 != 0 && known.told.elapsed() < self.keep)
+        known.is_some_and(|known| {
+            known.lacks & lack as u8 != 0 && known.told.is_some_and(|told| told.elapsed() < self.keep)
+        })
     }
 
-    /// Whether the kernel's attributes of a file have this change counter. Also true if the kernel keeps no attributes.
-    pub(super) fn has_told(&self, ino: InodeNo, change: u64) -> bool {
-        self.keep.is_zero() || self.known.lock().get(&ino).is_some_and(|known| known.change == Some(change))
+    /// An opened or locked file has this change counter: has the kernel `forget` its attributes, if they may be older. Who comes at the same time waits
+    /// until it has.
+    pub(super) fn forget_older(&self, ino: InodeNo, change: u64, forget: impl FnOnce()) {
+        if self.keep.is_zero() {
+            // The kernel keeps none.
+            return;
+        }
+        let mut known = self.known.lock();
+        let before = known.get(&ino).copied().unwrap_or(Known::NOTHING);
+        if before.age != Age::All(change) && before.forgot != Some(change) {
+            forget();
+            Self::insert(&mut known, ino, Known { age: Age::Untold, forgot: Some(change), ..before });
+        }
     }
 
     /// Notes attributes that the kernel is going to be told.
@@ -75,10 +110,13 @@ impl Lacking {
             (Lack::Privileges, !attr.has_privileges()),
         ];
         let lacks = lacks.into_iter().filter(|(_, lacks)| *lacks).fold(0, |all, (lack, _)| all | lack as u8);
-        self.remember(attr.ino, |known, change| {
+        self.remember(attr.ino, |known, age| {
             *known = lacks;
-            // Of two answers at the same time it is not known which the kernel takes last.
-            *change = Some(attr.change).filter(|told| change.is_none_or(|before| before <= *told));
+            *age = match *age {
+                Age::Untold => Age::All(attr.change),
+                Age::All(change) if change == attr.change => *age,
+                Age::All(_) | Age::Several => Age::Several,
+            };
         });
     }
 
@@ -89,23 +127,29 @@ impl Lacking {
 
     /// A program of this mount may have given the file such attributes.
     pub(super) fn forget(&self, ino: InodeNo) {
-        self.known.lock().remove(&ino);
+        if let Some(known) = self.known.lock().get_mut(&ino) {
+            known.lacks = 0;
+        }
     }
 
-    fn remember(&self, ino: InodeNo, edit: impl FnOnce(&mut u8, &mut Option<u64>)) {
+    fn remember(&self, ino: InodeNo, edit: impl FnOnce(&mut u8, &mut Age)) {
         if self.keep.is_zero() {
             return;
         }
         let mut known = self.known.lock();
-        let before = known.get(&ino);
-        let mut change = before.and_then(|known| known.change);
-        let mut lacks =
-            before.filter(|known| known.told.elapsed() < self.keep).map_or(0, |known| known.lacks);
-        edit(&mut lacks, &mut change);
+        let Known { mut lacks, told, mut age, forgot } = known.get(&ino).copied().unwrap_or(Known::NOTHING);
+        if told.is_none_or(|told| told.elapsed() >= self.keep) {
+            lacks = 0;
+        }
+        edit(&mut lacks, &mut age);
+        Self::insert(&mut known, ino, Known { lacks, told: Some(Instant::now()), age, forgot });
+    }
+
+    fn insert(known: &mut HashMap<InodeNo, Known>, ino: InodeNo, what: Known) {
         if known.len() >= MAX_REMEMBERED {
             known.clear();
         }
-        known.insert(ino, Known { lacks, told: Instant::now(), change });
+        known.insert(ino, what);
     }
 }
 
@@ -135,6 +179,35 @@ mod tests {
         files.forget(InodeNo(1));
         files.dropped(InodeNo(1));
         assert_eq!(of(1), [false, true, true]);
+    }
+
+    #[test]
+    fn the_kernel_forgets_only_what_is_older() {
+        let files = Lacking::new(Duration::from_secs(60));
+        let forgets = |change| {
+            let mut forgets = false;
+            files.forget_older(InodeNo(1), change, || forgets = true);
+            forgets
+        };
+        let told = |change| files.told(&Attr { change, ..attr(1, 0o644, InodeFlags::default()) });
+        assert!(forgets(5), "nothing is known");
+        assert!(!forgets(5), "a read may have asked for the attributes since, and not have taken them yet");
+        told(5);
+        assert!(!forgets(5));
+        told(6);
+        assert!(forgets(6), "the kernel may have taken the answer before, and none since");
+        told(6);
+        assert!(!forgets(6));
+        assert!(forgets(7));
+        told(8);
+        assert!(!forgets(8), "the kernel has these, or none");
+        told(8);
+        assert!(!forgets(8));
+        assert!(!forgets(7), "it has none from before");
+        files.forget(InodeNo(1));
+        assert!(!forgets(8), "that was about what the file lacks");
+        let never = Lacking::new(Duration::ZERO);
+        never.forget_older(InodeNo(1), 5, || panic!("the kernel keeps none"));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use super::kernel::{INodeNo, ReplyEmpty};
 use super::kernel_cache::KernelCache;
+use super::lacking::Lacking;
 use super::reply::refused;
 use crate::file::volume::{FsError, GrantedLock, LockWaiter};
+use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -11,13 +13,32 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct LockRequest {
     ino: INodeNo,
+    /// The same, for the volume.
+    volume_ino: InodeNo,
     cache: Arc<KernelCache>,
+    lacking: Arc<Lacking>,
     reply: Mutex<Option<ReplyEmpty>>,
 }
 
 impl LockRequest {
-    pub(super) fn new(ino: INodeNo, cache: &Arc<KernelCache>, reply: ReplyEmpty) -> Arc<Self> {
-        Arc::new(Self { ino, cache: cache.clone(), reply: Mutex::new(Some(reply)) })
+    pub(super) fn new(
+        ino: INodeNo,
+        volume_ino: InodeNo,
+        cache: &Arc<KernelCache>,
+        lacking: &Arc<Lacking>,
+        reply: ReplyEmpty,
+    ) -> Arc<Self> {
+        let (cache, lacking) = (cache.clone(), lacking.clone());
+        Arc::new(Self { ino, volume_ino, cache, lacking, reply: Mutex::new(Some(reply)) })
+    }
+
+    /// The kernel's attributes are from before the lock: has it forget them.
+    fn forget_attributes(&self, change: Option<u64>) {
+        let forget = || self.cache.forget_attributes(self.ino);
+        match change {
+            Some(change) => self.lacking.forget_older(self.volume_ino, change, forget),
+            None => forget(),
+        }
     }
 }
 
@@ -32,11 +53,11 @@ impl LockWaiter for LockRequest {
         };
         match result {
             // From here on nobody else may answer, or there would be a lock that nobody knows of.
-            Ok(GrantedLock { is_stale }) => {
+            Ok(GrantedLock { change, is_stale }) => {
                 let Some(reply) = reply.claim() else {
                     return false;
                 };
-                self.cache.forget_attributes(self.ino);
+                self.forget_attributes(change);
                 if is_stale { self.cache.answer_without_bytes(self.ino, reply) } else { reply.ok() }
             }
             Err(error) => reply.error(refused(&error)),

@@ -149,7 +149,8 @@ impl Session {
         let (noted, wait) = self.locks.granted(id, session);
         if let Some(wait) = wait {
             let is_stale = attr.is_none_or(|attr| !self.seen.opened(attr.ino, attr.change));
-            if !wait.waiter.answer(Ok(GrantedLock { is_stale })) {
+            let change = attr.map(|attr| attr.change);
+            if !wait.waiter.answer(Ok(GrantedLock { change, is_stale })) {
                 self.locks.unwanted(wait.owned(), wait.lock.range);
             }
         }

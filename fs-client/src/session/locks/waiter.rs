@@ -5,6 +5,8 @@ use crate::transport::FsError;
 /// A lock that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantedLock {
+    /// The file's change counter, behind the changes of the holder before. `None`: the server could not be asked.
+    pub change: Option<u64>,
     /// Another client may have changed the file since this mount looked at it: the cached bytes must not be used.
     pub is_stale: bool,
 }
