@@ -10,11 +10,14 @@
 # Needs no terminal and no input; leaves no process and no mount behind, also when it is interrupted.
 #   CUTTLEFS_FUZZ_SECONDS      also run every fuzz target for this number of seconds (0: do not)
 #   CUTTLEFS_TEST_LANES        suites that run at a time (3)
+#   CUTTLEFS_BIN               programs for the suites; by default they have those that are built with the tests, whose assertions they check, too
 #   CUTTLEFS_TEST_DEADLINE_S   after this number of seconds, tests that have not run count as failed (2280)
 set -uo pipefail
+programs=${CUTTLEFS_BIN:-}
 source "$(dirname "$0")/env.sh"
 cd "$ROOT" || exit 1
 exec </dev/null
+CUTTLEFS_SUITE_DIR=${CUTTLEFS_SUITE_DIR:-}
 
 quick=false
 suites_only=false
@@ -126,13 +129,13 @@ phase() {
 
 # Suites and tests that ask about contents, crashes and models: a byte that is wrong once is wrong. Any other job that fails is run once more at the
 # end, when nothing else runs: suites have deadlines, and a machine shared with others can stand still for longer. The summary names such a job `flaky`.
-lasting=" checks release-build doc-tests model-check model-check-np cargo-tests crash-points fsx fio-verify race-writers twomounts kill kill-ack applications-kill soak "
+lasting=" checks build doc-tests models cargo-tests crash-points fsx fio-verify race-writers twomounts kill kill-ack applications-kill soak "
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
 # boots virtual machines. The longest come first: three run at a time.
 all_suites="
-realwork    720 full
 rdma        1800 full vm
+realwork    720 full
 attack      480 quick once
 crash-points 600 quick once
 pjdfstest   600 quick
@@ -224,27 +227,31 @@ side_by_side() {
 }
 
 flags="--locked --color never"
-of_workspace="--workspace ${FEATURES[*]} --no-fail-fast"
-release_build="cargo build $flags --release --workspace ${FEATURES[*]} --lib --bins --example keyed_relay"
-first=() jobs=() last=()
+of_workspace="--workspace ${FEATURES[*]}"
+# One build for the tests and for the suites' programs, and beside it the checks, in a folder of their own: cargo builds in each but once at a time.
+build="cargo build $flags $of_workspace --lib --bins --examples"
+first=() tests=() models=() last=()
 if ! $suites_only; then
-    phase checks 900 scripts/check.sh
+    build+=" --tests"
+    first+=("build 1800 $build" "checks 900 env CARGO_TARGET_DIR=$CARGO_TARGET_DIR/checks scripts/check.sh")
     if command -v cargo-nextest >/dev/null; then
         # More at once than there are processors: many wait for deadlines.
-        first+=("cargo-tests 1800 cargo nextest run $flags $of_workspace --test-threads $((2 * $(nproc)))")
-        last+=("doc-tests 600 cargo test $flags $of_workspace --doc")
+        tests+=("cargo-tests 1800 cargo nextest run $flags $of_workspace --no-fail-fast --test-threads $((2 * $(nproc)))")
+        last+=("doc-tests 600 cargo test $flags $of_workspace --no-fail-fast --doc")
     else
-        first+=("cargo-tests 1800 cargo test $flags $of_workspace")
+        tests+=("cargo-tests 1800 cargo test $flags $of_workspace --no-fail-fast")
     fi
-    # The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
-    jobs+=("model-check 1500 cargo test $flags -p cuttlefs-client --features model-check --test page_model")
-    jobs+=("model-check-np 900 cargo test $flags -p cuttlefs-common --features model-check --test paged_model")
+    # Code of the product under every interleaving of a few threads. With the features of all packages, so that libraries of others are not built again.
+    models+=("models 1500 cargo test $flags --workspace --features cuttlefs-models/model-check${FEATURES[1]:+,${FEATURES[1]}} --test page_model --test paged_model")
+elif [[ -z $programs$CUTTLEFS_SUITE_DIR ]]; then
+    first+=("build 1800 $build")
 fi
-# Tests leave processors idle while they wait: the suites' programs are built then.
-[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] || first+=("release-build 1800 $release_build")
 ((${#first[@]})) && side_by_side 2 "${first[@]}"
 built=0
-[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] || $release_build --quiet || built=1
+if [[ -z $programs ]]; then
+    ((${#first[@]} == 0)) || $build --quiet || built=1
+    export CUTTLEFS_BIN=$CARGO_TARGET_DIR/debug
+fi
 # Asked for only: the sanitised build alone takes longer than everything else together.
 if ! $suites_only && ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
     phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
@@ -254,6 +261,7 @@ links=(shm tcp)
 $quick && links=(shm)
 [[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
 # The suites, in their order.
+suites=()
 while read -r suite limit_s when links_of; do
     [[ -n $suite ]] || continue
     $quick && [[ $when != quick ]] && continue
@@ -263,11 +271,12 @@ while read -r suite limit_s when links_of; do
         [[ $links_of == vm && -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
         command="scripts/suites/$suite.sh $link"
         [[ $links_of == vm ]] && link=vm command=scripts/vm/$suite-test.sh
-        ((built == 0)) && jobs+=("$suite-$link $limit_s $command")
+        ((built == 0)) && suites+=("$suite-$link $limit_s $command")
     done
 done <<<"$all_suites"
 $quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
-jobs+=(${last[@]+"${last[@]}"})
+# The longest first. The models hold cargo's lock while they are built, so whoever needs it for a moment comes before them.
+jobs=(${suites[@]+"${suites[0]}"} "${tests[@]}" ${suites[1]+"${suites[1]}"} "${models[@]}" ${suites[2]+"${suites[@]:2}"} "${last[@]}")
 ((${#jobs[@]})) && side_by_side "${CUTTLEFS_TEST_LANES:-3}" "${jobs[@]}"
 
 echo

@@ -1,4 +1,4 @@
-//! Both ways of initiator translation for the model checker, which is outside of this crate (tests/page_model.rs).
+//! Both ways of initiator translation for the model checker, which is outside of this crate (fixtures/models).
 
 use super::known_entries::KnownEntries;
 use super::layout::CachedLayout;

@@ -3,7 +3,7 @@
 //!
 //! [`Site`] is the server's side: its residency table, frames and file table, whose words the checker sees (`cuttlefs_common::sync`). A page is two
 //! words. It has the NIC engine's way to read (target translation, `files::target`): the page and its entry under the mapping's lock, then the copy.
-//! The tests are in fs-client (tests/page_model.rs), which has the initiator's way.
+//! The tests are in fixtures/models; fs-client has the initiator's way.
 //!
 //! Only the surroundings of the protocol are rewritten here: the block lock and the mapping's lock, which are the checker's locks. The reader learns
 //! of a write that returned before its read as by a reply: the writer releases, the reader acquires.
