@@ -24,36 +24,28 @@
 //! A method that cannot do its request replies with an errno of the table; it never panics on input from the kernel or the volume. A reply that
 //! is dropped is EIO.
 
-use super::filling::Filling;
+use super::file_system::{CuttleFuse, caller, handle, maker};
 use super::groups;
 use super::inode_flags::{self, Asked};
 use super::kernel::{
-    CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
-    LockKind, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, INodeNo, IoctlFlags, LockKind,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use super::kernel_cache::KernelCache;
-use super::lacking::{Lack, Lacking};
 use super::lock_wait::LockRequest;
-use super::nameless::NamelessOpens;
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
-use super::root::Remembered;
-use super::settings::FuseSettings;
-use super::told_names::{NameId, ToldNames};
 use super::xattr_names;
 use super::{convert, directory};
-use crate::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, Written};
-use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, SetAttr, Timestamp};
-use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, TraceId};
+use crate::file::volume::{Caller, FsError, OpenHow, Volume, Written};
+use cuttlefs_common::attr::{ACCESS_ACL_XATTR, SetAttr, Timestamp};
+use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::locks::LockSpace;
-use cuttlefs_common::panic_ends;
-use cuttlefs_common::rpc::{NewNode, RenameMode, Space};
+use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The user who may keep set-id bits in a change, for requests in which the kernel does not say whether the caller may.
@@ -61,154 +53,11 @@ const ROOT_USER: u32 = 0;
 /// The largest count that a copy's reply can carry, rounded down to a page so that the next part starts aligned, too.
 const MAX_COPY_BYTES: u64 = (u32::MAX as u64) & !(PAGE_SIZE as u64 - 1);
 
-/// The flags that the kernel must have for locks to be the volume's.
-pub(super) const LOCKS: InitFlags = InitFlags::FUSE_POSIX_LOCKS.union(InitFlags::FUSE_FLOCK_LOCKS);
-
 /// Opens a debug span for a request. Costs one load when debug logging is off.
 macro_rules! request {
     ($op:literal, $req:expr $(, $($fields:tt)+)?) => {
         tracing::debug_span!($op, req = $req.unique().0, pid = $req.pid() $(, $($fields)+)?).entered()
     };
-}
-
-/// A volume as a FUSE file system.
-pub struct CuttleFuse<V: Volume + ?Sized> {
-    pub(super) volume: Arc<V>,
-    pub(super) root: InodeNo,
-    pub(super) settings: FuseSettings,
-    pub(super) lacking: Arc<Lacking>,
-    pub(super) root_attr: Remembered<ReplyAttr, Attr>,
-    pub(super) space: Remembered<ReplyStatfs, Space>,
-    /// Whether the kernel checks access control lists.
-    keeps_acls: bool,
-    /// Whether the kernel can map files that are open past the page cache.
-    direct_io_maps: bool,
-    /// Whether the volume keeps locks; otherwise the kernel does.
-    keeps_locks: bool,
-    nameless_opens: NamelessOpens,
-    pub(super) names: ToldNames,
-    cache: Arc<KernelCache>,
-    filling: Filling,
-}
-
-impl<V: Volume + ?Sized> CuttleFuse<V> {
-    /// The volume as a FUSE file system, for a session that the kernel has accepted. `known` is the result of `look_at_root`.
-    pub(super) fn new(
-        volume: Arc<V>,
-        known: (Option<Attr>, Option<Space>),
-        settings: FuseSettings,
-        agreed: InitFlags,
-        notifier: Notifier,
-    ) -> Self {
-        let direct_io_maps = agreed.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
-        if settings.uncached && !direct_io_maps {
-            tracing::warn!(
-                "this kernel cannot map uncached files: cache=none keeps pages between open and close"
-            );
-        }
-        Self {
-            root: volume.root(),
-            volume,
-            lacking: Arc::new(Lacking::new(settings.attr_cache)),
-            names: ToldNames::new(settings.entry_cache),
-            root_attr: Remembered::new(known.0),
-            space: Remembered::new(known.1),
-            keeps_acls: agreed.contains(InitFlags::FUSE_POSIX_ACL),
-            settings,
-            direct_io_maps,
-            keeps_locks: agreed.contains(LOCKS),
-            nameless_opens: NamelessOpens::default(),
-            cache: Arc::new(KernelCache::new(notifier)),
-            filling: Filling::default(),
-        }
-    }
-
-    fn ino(&self, ino: INodeNo) -> InodeNo {
-        convert::from_fuse_ino(self.root, ino)
-    }
-
-    fn make(
-        &self,
-        caller: Caller,
-        parent: INodeNo,
-        name: &OsStr,
-        node: NewNode<'_>,
-        mode: u16,
-        reply: ReplyEntry,
-    ) {
-        let made = self.volume.make(&caller, self.ino(parent), name.as_bytes(), node, mode);
-        self.reply_entry(self.name(parent, name), made, reply);
-    }
-
-    fn name(&self, parent: INodeNo, name: &OsStr) -> NameId {
-        NameId::new(self.ino(parent), name.as_bytes())
-    }
-
-    /// Whether an extended attribute of this name can exist here.
-    fn has_xattr(&self, name: &[u8]) -> bool {
-        xattr_names::is_supported(name) || (self.keeps_acls && xattr_names::is_acl(name))
-    }
-
-    /// The caller of a change of contents. `may_keep`: whether it is privileged enough to keep set-id bits on the file.
-    fn writer(&self, req: &Request, ino: InodeNo, may_keep: bool) -> Caller {
-        let drops_privileges = !may_keep && !self.lacking.is_known(ino, Lack::Privileges);
-        Caller { drops_privileges, ..caller(req) }
-    }
-
-    /// Notes that `writer` has changed the contents of a file.
-    fn changed_by(&self, writer: &Caller, ino: INodeNo) {
-        if writer.drops_privileges {
-            self.lacking.dropped(self.ino(ino));
-            // When the file is run, the kernel uses the mode that it has cached.
-            self.cache.forget_attributes(ino);
-        }
-    }
-
-    /// Whether a file that is opened with these flags is read and written past the page cache.
-    fn is_direct(&self, flags: i32) -> bool {
-        let asked = flags & libc::O_DIRECT != 0;
-        let appends = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
-        self.direct_io_maps && (self.settings.uncached || asked || appends)
-    }
-
-    /// How the kernel uses a file that was just opened.
-    fn opened(&self, ino: InodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
-        // The opener must see changes of mounts that have closed the file. The length comes with the attributes, which an open does not bring.
-        self.lacking.forget_older(ino, opened.change, || {
-            self.cache.forget_attributes(convert::to_fuse_ino(self.root, ino));
-        });
-        let handle = FileHandle(opened.handle.0);
-        if self.is_direct(flags) {
-            return (handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
-        }
-        let keep_cache = opened.keep_cache && !self.settings.uncached;
-        (handle, if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() })
-    }
-
-    /// Answers that a file was made and opened with these flags. If nobody takes the answer, closes the file.
-    fn reply_created(&self, flags: i32, attr: &Attr, opened: &OpenFile, reply: ReplyCreate) {
-        self.lacking.told(attr);
-        let (handle, how) = self.opened(attr.ino, flags, opened);
-        let attr = convert::to_file_attr(self.root, attr);
-        let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
-        if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
-            self.volume.release(opened.handle);
-        }
-    }
-}
-
-fn caller(req: &Request) -> Caller {
-    panic_ends::plant("fuse");
-    Caller::new(req.uid(), req.gid(), TraceId(req.unique().0))
-}
-
-/// The caller of a request that makes an inode.
-fn maker(req: &Request, umask: u32) -> Caller {
-    Caller { umask: convert::permission_bits(umask) & 0o777, ..caller(req) }
-}
-
-fn handle(fh: FileHandle) -> Handle {
-    Handle(fh.0)
 }
 
 impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {

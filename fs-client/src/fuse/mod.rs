@@ -31,6 +31,7 @@ mod convert;
 mod directory;
 mod edge;
 mod errno;
+mod file_system;
 mod filling;
 mod groups;
 mod inode_flags;

@@ -1,6 +1,6 @@
 //! Answers to the kernel: attributes, an entry, a value or an errno, with the lifetimes of the mount's settings.
 
-use super::edge::CuttleFuse;
+use super::file_system::CuttleFuse;
 use super::kernel::{Errno, FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 use super::told_names::NameId;
 use super::{convert, directory, errno};

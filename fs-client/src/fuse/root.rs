@@ -9,7 +9,7 @@
 //! and occupy no thread. [`CuttleFuse::answer_late`] is called each second and answers those that came before.
 
 use super::convert;
-use super::edge::CuttleFuse;
+use super::file_system::CuttleFuse;
 use super::kernel::{ReplyAttr, ReplyStatfs};
 use super::reply::refused;
 use crate::file::volume::{Caller, Volume};

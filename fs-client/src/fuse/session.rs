@@ -3,7 +3,7 @@
 //! [`mount`] returns when the kernel has accepted the mount. [`Mounted::wait`] returns when any process has unmounted it, and the volume is shut
 //! down. There is no method to unmount here, because that is done through the kernel (`cli/unmount.rs`): a mount may be busy, and may end without us.
 
-use super::edge::{CuttleFuse, LOCKS};
+use super::file_system::{CuttleFuse, LOCKS};
 use super::kernel::{Agreement, InitFlags, MountOptions, Serving, Session};
 use super::mount_table::{MountTable, SUBTYPE};
 use super::root::look_at_root;

@@ -18,6 +18,7 @@
 mod connection;
 mod flush;
 mod handshake;
+mod regions;
 pub mod ring;
 pub mod wire;
 
