@@ -23,13 +23,13 @@ fn with_reads(reader: &RemoteReader, site: &Site, layout: Layout, out: &mut [u8]
     reader.read([frames, residency.memory().clone(), files.memory().clone()], SLOT, layout, out)
 }
 
-/// A reader that knows no frames: one doorbell for the entry, and one for the bytes.
+/// A reader that knows no frames: one look for the entry, and one for the bytes.
 fn remote(site: &Site) -> Option<[u8; LEN]> {
     let mut out = [0; LEN];
     with_reads(&RemoteReader::default(), site, Site::layout(), &mut out).then_some(out)
 }
 
-/// A reader that knows the entry: one doorbell.
+/// A reader that knows the entry: one look.
 fn remote_knowing(site: &Site) -> Option<[u8; LEN]> {
     let mut out = [0; LEN];
     let (_, residency, _) = site.windows();
@@ -55,7 +55,7 @@ fn a_remote_initiator_s_first_read_is_never_mistaken() {
     check_reader(remote, PREEMPTIONS - 2);
 }
 
-/// This read looks at the entry once more, and its bytes come with the first doorbell: with one more preemption the test would take minutes.
+/// This read looks at the entry once more, and its bytes come with the first look: with one more preemption the test would take minutes.
 #[test]
 fn a_remote_initiator_s_read_by_a_known_entry_is_never_mistaken() {
     check_reader(remote_knowing, PREEMPTIONS - 3);
