@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # The mount suites over RDMA hardware's interface: each in a virtual machine with soft-RoCE, one after the other.
-# usage: rdma-suites.sh [SUITE...]     without names: pjdfstest, fsx, kill, faults. `faults` is rdma-faults.sh, all others scripts/suites/NAME.sh.
+# usage: rdma-suites.sh [SUITE...]     without names: pjdfstest, fsx, kill, faults, liar. The last two are rdma-NAME.sh, all others scripts/suites/NAME.sh.
 #   CUTTLEFS_BIN          the programs, built with RDMA hardware (target/release)
 #   CUTTLEFS_VM_LIMIT_S   each machine's time (7200)
-# Without KVM they take hours (fsx does some 15 operations a second on a busy machine); `faults` takes 10 minutes, 22 on a busy one. Last line: N
-# passed, N failed. Logs: target/test-logs/NAME-rdma.log.
+# Without KVM they take hours (fsx does some 15 operations a second on a busy machine); `faults` takes 10 minutes, 22 on a busy one, `liar` two.
+# Last line: N passed, N failed. Logs: target/test-logs/NAME-rdma.log.
 # Exit status 3: this machine can run no virtual machine.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 cd "$ROOT" || exit 1
-(($#)) || set -- pjdfstest fsx kill faults
+(($#)) || set -- pjdfstest fsx kill faults liar
 [[ -x $CUTTLEFS_BIN/cuttlefsd && -x $CUTTLEFS_BIN/cuttlefs ]] || die "no binaries in $CUTTLEFS_BIN; build them (cargo build --release) or set CUTTLEFS_BIN"
 "$CUTTLEFS_BIN/cuttlefsd" --version | grep -q 'rdma://): yes' || die "the programs in $CUTTLEFS_BIN are built without RDMA hardware; install $(rdma_lacks)"
 "$ROOT/scripts/vm/fetch.sh" >/dev/null || exit $?
@@ -21,8 +21,8 @@ in_guest='"$@"; status=$?; grep . /sys/class/infiniband/*/ports/1/hw_counters/* 
 passed=0 failed=0
 for suite; do
     command=(bash "$ROOT/scripts/suites/$suite.sh" rdma) device=(-r)
-    # The suite makes devices of its own.
-    [[ $suite == faults ]] && command=(bash "$ROOT/scripts/vm/rdma-faults.sh") device=()
+    # These make devices of their own.
+    [[ $suite == faults || $suite == liar ]] && command=(bash "$ROOT/scripts/vm/rdma-$suite.sh") device=()
     began=$SECONDS
     CUTTLEFS_RDMA_ADDRESS=10.9.0.1 "$ROOT/scripts/vm/run.sh" ${device[@]+"${device[@]}"} -m 4096 -t "${CUTTLEFS_VM_LIMIT_S:-7200}" -- \
         bash -c "$in_guest" _ "${command[@]}" 2>&1 | tee "$logs/$suite-rdma.log"

@@ -17,9 +17,6 @@ pub(super) struct NearRnic {
     pub(super) doorbells: usize,
     /// Called before each doorbell with its number.
     pub(super) meanwhile: Box<dyn FnMut(usize)>,
-    /// Called at the fence of each doorbell with its number.
-    #[cfg(test)]
-    pub(super) at_fence: Box<dyn FnMut(usize)>,
 }
 
 impl NearRnic {
@@ -36,8 +33,6 @@ impl NearRnic {
             proofs,
             doorbells: 0,
             meanwhile: Box::new(|_| ()),
-            #[cfg(test)]
-            at_fence: Box::new(|_| ()),
         }
     }
 
@@ -71,13 +66,10 @@ impl NearRnic {
 }
 
 impl ReadsPieces for NearRnic {
-    fn read_pieces(&mut self, pieces: &[Piece], proofs: &[Piece]) -> Option<()> {
+    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
         (self.meanwhile)(self.doorbells);
-        pieces.iter().try_for_each(|piece| self.read_piece(piece))?;
-        #[cfg(test)]
-        (self.at_fence)(self.doorbells);
         self.doorbells += 1;
-        proofs.iter().try_for_each(|piece| self.read_piece(piece))
+        pieces.iter().try_for_each(|piece| self.read_piece(piece))
     }
 
     fn data(&self, at: usize, out: &mut [u8]) {

@@ -1,12 +1,13 @@
 //! Initiator translation over a link that maps nothing: the target's tables and frames are READ.
 //!
-//! One doorbell brings the pages' bytes and the file's slot, and behind a fence the pages' residency entries and the slot's generation. The place of the
-//! bytes is known from the page's entry at an earlier look ([`KnownEntries`], or the first of two doorbells). Three moments follow each other: the
-//! earlier look, the READ of the bytes, the READ of the entry. So equal entries prove that the copy is that pool page, untorn. The layout came
-//! before all of them; if its generation is still there behind the fence, the page was the file's all the while, and the length is one that
-//! the file had with that layout. READs without a fence between them prove nothing about each
-//! other's moments: an answer to a READ may come late, after the READ was executed once more (`rdma/verbs`). A page whose entry was not known, or is
-//! another one, is read once more by the entry that came; if that is another one again, the page is missing.
+//! A *look* is two doorbells. The first brings the pages' bytes and the file's slot. When all of these have come, the second is posted: it brings their
+//! *proofs*, the pages' residency entries and the slot's generation. The place of the bytes is known from the page's entry at an earlier look
+//! ([`KnownEntries`], or the first of two looks). Three moments follow each other: the earlier look, the READ of the bytes, the READ of the entry. So
+//! equal entries prove that the copy is that pool page, untorn. The layout came before all of them; if its generation is still there among the
+//! proofs, the page was the file's all the while, and the length is one that the file had with that layout. READs of one doorbell prove nothing
+//! about each other's moments: an answer to a READ may come late, after the READ was executed once more (`rdma/verbs`). A proof that is asked for
+//! when the bytes are there is of a later moment, whichever of its executions is answered. A page whose entry was not known, or is another one, is
+//! read once more by the entry that came; if that is another one again, the page is missing.
 //!
 //! **A window of pages** (`RemoteWindows::pages`), where the server has one: pool page N is at N pages, whatever frame it is in, or the magic page
 //! is. The bytes are the page's if its entries prove it as above *and* no part of them is the magic pattern: the window follows the
@@ -15,7 +16,7 @@
 //!
 //! # Invariants
 //! * Nothing READ is trusted: pool pages, frames and slots are checked against the windows' lengths before they are asked for.
-//! * A doorbell's pages are proven by its own slot. The file ends at the smallest of the sizes that were read.
+//! * A look's pages are proven by its own slot. The file ends at the smallest of the sizes that were read.
 
 use super::OneSided;
 use super::initiator::NoAnswer;
@@ -31,9 +32,9 @@ use cuttlefs_common::region::{
     ResidencyTable, divide,
 };
 
-/// The most pages of a doorbell.
+/// The most pages of a look.
 const PAGES: usize = 32;
-/// The offsets in the proofs of the file's slot, of its generation behind the fence, and of the residency entries.
+/// The offsets in the proofs of the file's slot, of its generation among the proofs, and of the residency entries.
 const SLOT: usize = 0;
 const GENERATION: usize = FileTable::VIEW_LEN;
 const ENTRIES: usize = 64;
@@ -41,14 +42,13 @@ const ENTRY: usize = 8;
 const _: () =
     assert!(GENERATION + FileTable::GENERATION_LEN <= ENTRIES && ENTRIES + PAGES * ENTRY <= PROOFS_LEN);
 const _: () = assert!(PAGES * PAGE_SIZE <= DATA_LEN);
-// The slot twice, and each page may need an entry far from the others, and its bytes.
-const _: () = assert!(2 + 2 * PAGES <= MAX_RUNS);
+// A doorbell has the slot and each page's bytes, or the generation and, at most, an entry for each page.
+const _: () = assert!(PAGES < MAX_RUNS);
 
 /// An RNIC that executes READs, and the memory where the bytes land.
 pub(super) trait ReadsPieces {
-    /// Reads all pieces with one doorbell: the proofs once the others have come. Within each part they may be of any moments. `None`: the link or the
-    /// target refused.
-    fn read_pieces(&mut self, pieces: &[Piece], proofs: &[Piece]) -> Option<()>;
+    /// Reads all pieces with one doorbell, and waits for them: they may be of any moments of the call. `None`: the link or the target refused.
+    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()>;
     /// Copies bytes that landed among the data.
     fn data(&self, at: usize, out: &mut [u8]);
     /// Copies bytes that landed among the proofs.
@@ -56,9 +56,9 @@ pub(super) trait ReadsPieces {
 }
 
 impl ReadsPieces for SessionLane<'_> {
-    fn read_pieces(&mut self, bytes: &[Piece], proofs: &[Piece]) -> Option<()> {
-        let lens = SessionLane::read_pieces(self, bytes, proofs)?;
-        lens.iter().zip(bytes.iter().chain(proofs)).all(|(got, piece)| *got == piece.len).then_some(())
+    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
+        let lens = SessionLane::read_pieces(self, pieces)?;
+        lens.iter().zip(pieces).all(|(got, piece)| *got == piece.len).then_some(())
     }
 
     fn data(&self, at: usize, out: &mut [u8]) {
@@ -198,7 +198,8 @@ impl<R: ReadsPieces> Reading<'_, R> {
                 break;
             }
             let (bytes, proofs) = self.pieces(&wanted);
-            if self.rnic.read_pieces(&bytes, &proofs).is_none() {
+            // The proofs are posted when the bytes have come, and not before.
+            if self.rnic.read_pieces(&bytes).is_none() || self.rnic.read_pieces(&proofs).is_none() {
                 return Ok(None);
             }
             size = size.min(self.view()?.size);
@@ -218,7 +219,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         Ok(Some(size))
     }
 
-    /// The pieces to READ for these pages: those before the fence, and those behind it.
+    /// The pieces to READ for these pages: the bytes with the slot, and their proofs.
     fn pieces(&self, wanted: &[Wanted]) -> (Vec<Piece>, Vec<Piece>) {
         let RemoteWindows { residency, files, pages, .. } = *self.shown.windows;
         let piece = |window: RemoteRange, offset: u64, len: usize, to: Landing| Piece {
@@ -248,7 +249,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         (pieces, proofs)
     }
 
-    /// The slot, if it was that of the layout from its READ to the fence.
+    /// The slot, if it was that of the layout from before its READ to the proof's.
     fn view(&self) -> Result<FileSlotView, NoAnswer> {
         let mut bytes = [0; FileTable::VIEW_LEN];
         self.rnic.proof(SLOT, &mut bytes);

@@ -34,38 +34,33 @@ impl<S: Attach> LaneGuard<'_, S> {
     ) -> Option<Vec<usize>> {
         let piece =
             |&(start, len): &(usize, usize)| Piece { remote: remote(start), len, to: Landing::Data(start) };
-        self.read_pieces(&runs.iter().map(piece).collect::<Vec<_>>(), &[])
+        self.read_pieces(&runs.iter().map(piece).collect::<Vec<_>>())
     }
 
-    /// Reads at most [`MAX_RUNS`] pieces, posted with one doorbell. Those `behind` are no older than the others; within each part they may be of any
-    /// moments ([`SendOp::FencedRead`]). Returns for each the number of bytes that came, which is smaller where a file ends. `None` if the connection broke or the target refused: the caller then requests everything by RPC, which also finds
-    /// out why.
-    pub(crate) fn read_pieces(&mut self, pieces: &[Piece], behind: &[Piece]) -> Option<Vec<usize>> {
-        let count = pieces.len() + behind.len();
-        if count > MAX_RUNS || !self.lane.is_connected() {
+    /// Reads at most [`MAX_RUNS`] pieces, posted with one doorbell, and waits for them. They may be of any moments of the call. Returns for each the
+    /// number of bytes that came, which is smaller where a file ends. `None` if the connection broke or the target refused: the caller then requests
+    /// everything by RPC, which also finds out why.
+    pub(crate) fn read_pieces(&mut self, pieces: &[Piece]) -> Option<Vec<usize>> {
+        if pieces.len() > MAX_RUNS || !self.lane.is_connected() {
             return None;
         }
         let wrs: Vec<SendWr> = pieces
             .iter()
-            .chain(behind)
             .enumerate()
             .map(|(index, piece)| {
                 let at = match piece.to {
                     Landing::Data(at) => DATA_OFFSET + at,
                     Landing::Proof(at) => PROOFS_OFFSET + at,
                 };
-                // The others behind the fence are posted after the first, and wait with it.
-                let is_fence = index == pieces.len();
-                let read = if is_fence { SendOp::FencedRead } else { SendOp::Read };
                 SendWr {
                     wr_id: WrId(index as u64),
-                    op: read(piece.remote),
+                    op: SendOp::Read(piece.remote),
                     local: self.lane.region.sge(at as u64, piece.len as u32),
                     signaled: true,
                 }
             })
             .collect();
-        let mut lens = vec![0usize; count];
+        let mut lens = vec![0usize; pieces.len()];
         self.execute(&wrs, CompletionKind::Read, |done| {
             *lens.get_mut(done.wr_id.0 as usize)? = done.byte_len as usize;
             Some(())

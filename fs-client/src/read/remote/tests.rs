@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 const SLOT: FileSlot = FileSlot(1);
 const EPOCH: u64 = 1;
-/// The number of pages of the file: more than fit a doorbell.
+/// The number of pages of the file: more than fit a look.
 const PAGES_OF_FILE: u64 = 40;
 
 struct Server {
@@ -95,10 +95,11 @@ fn check(got: &OneSided, out: &[u8]) {
 }
 
 #[test]
-fn a_first_read_takes_two_doorbells_for_each_part_and_the_next_one() {
+fn a_first_read_takes_two_looks_for_each_part_and_the_next_one() {
     let (server, known) = (Server::new(), KnownEntries::default());
     let mut out = vec![0xff; (PAGES_OF_FILE as usize + 2) * PAGE_SIZE];
-    for doorbells in [4, 2] {
+    // Two parts, and two doorbells a look.
+    for doorbells in [8, 4] {
         let mut rnic = server.rnic();
         let got = read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
         assert_eq!(got.valid_len, PAGES_OF_FILE as usize * PAGE_SIZE - 10);
@@ -125,19 +126,19 @@ fn a_page_that_is_somewhere_else_is_read_there_and_one_that_moves_on_is_missing(
     let mut rnic = server.rnic();
     let got = read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
     assert!(got.missing.is_empty() && out.iter().all(|byte| *byte == 0));
-    assert_eq!(rnic.doorbells, 2);
-    // The page moves on between the two doorbells.
+    assert_eq!(rnic.doorbells, 4);
+    // The page moves on between the two looks.
     let (residency, frames) = (server.residency.clone(), server.frames.clone());
     move_to(&residency, &frames, 61);
     let mut rnic = server.rnic();
     rnic.meanwhile = Box::new(move |doorbell| {
-        if doorbell == 1 {
+        if doorbell == 2 {
             move_to(&residency, &frames, 62);
         }
     });
     let got = read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
     assert!(got.missing.contains(0));
-    assert_eq!(rnic.doorbells, 2);
+    assert_eq!(rnic.doorbells, 4);
 }
 
 /// Bytes of the second execution of a READ, and an entry of its first one, agreed with the entry before (soft-RoCE, answers lost and late).
@@ -151,15 +152,15 @@ fn a_page_that_leaves_its_frame_and_comes_back_between_two_looks_is_read_again()
     // The frame has another page's bytes when it is read, and this page's when the entries are.
     frames.fill(3 * PAGE_SIZE, PAGE_SIZE, 0xee);
     residency.begin_change(PoolPage(100));
-    rnic.at_fence = Box::new(move |doorbell| {
-        if doorbell == 0 {
+    rnic.meanwhile = Box::new(move |doorbell| {
+        if doorbell == 1 {
             frames.fill(3 * PAGE_SIZE, PAGE_SIZE, 0);
             residency.end_change(PoolPage(100), FrameIndex(3), false);
         }
     });
     let got = read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
     assert!(got.missing.is_empty() && out.iter().all(|byte| *byte == 0));
-    assert_eq!(rnic.doorbells, 2);
+    assert_eq!(rnic.doorbells, 4);
 }
 
 #[test]
@@ -169,23 +170,23 @@ fn entries_of_the_server_before_prove_nothing() {
     known.note(EPOCH - 1, PoolPage(100), server.residency.load(PoolPage(100)));
     let mut rnic = server.rnic();
     read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
-    assert_eq!(rnic.doorbells, 2);
+    assert_eq!(rnic.doorbells, 4);
 }
 
 #[test]
-fn a_file_that_becomes_shorter_between_two_doorbells_ends_at_the_shorter_length() {
+fn a_file_that_becomes_shorter_between_two_looks_ends_at_the_shorter_length() {
     let (server, known) = (Server::new(), KnownEntries::default());
     let mut out = vec![0xff; 36 * PAGE_SIZE];
     let mut rnic = server.rnic();
     let files = server.files.clone();
     rnic.meanwhile = Box::new(move |doorbell| {
-        if doorbell == 1 {
+        if doorbell == 2 {
             files.set_size(SLOT, 5);
         }
     });
     let got = read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
     assert_eq!(got.valid_len, 5);
-    assert_eq!(rnic.doorbells, 2, "nothing is read past the end");
+    assert_eq!(rnic.doorbells, 4, "nothing is read past the end");
 }
 
 #[test]
@@ -198,18 +199,20 @@ fn layouts_and_slots_that_are_gone_are_noticed() {
     assert_eq!(read(FileSlot(999), 7), Err(NoAnswer::SlotGone));
     server.files.retire(SLOT);
     assert_eq!(read(SLOT, 7), Err(NoAnswer::SlotGone));
-    // The layout changes while the bytes travel.
-    let files = server.files.clone();
-    files.publish(SLOT, InodeNo(5), 7, 100);
-    let mut rnic = server.rnic();
-    rnic.meanwhile = Box::new(move |doorbell| {
-        if doorbell == 1 {
-            files.change_layout(SLOT, 8, 100);
-        }
-    });
-    let mut out = vec![0; 100];
-    let fresh = KnownEntries::default();
-    assert_eq!(read_with(&mut rnic, &fresh, &mut out), Err(NoAnswer::LayoutStale));
+    // The layout changes between the bytes of a look and their proofs, and between two looks.
+    for changed_at in 1..=3 {
+        let files = server.files.clone();
+        files.publish(SLOT, InodeNo(5), 7, 100);
+        let mut rnic = server.rnic();
+        rnic.meanwhile = Box::new(move |doorbell| {
+            if doorbell == changed_at {
+                files.change_layout(SLOT, 8, 100);
+            }
+        });
+        let mut out = vec![0; 100];
+        let fresh = KnownEntries::default();
+        assert_eq!(read_with(&mut rnic, &fresh, &mut out), Err(NoAnswer::LayoutStale), "{changed_at}");
+    }
 }
 
 #[test]
@@ -250,11 +253,11 @@ fn window(server: &Server) -> Arc<SharedMemory> {
 }
 
 #[test]
-fn through_a_window_a_first_read_takes_two_doorbells_for_each_part_and_the_next_one() {
+fn through_a_window_a_first_read_takes_two_looks_for_each_part_and_the_next_one() {
     let (server, known) = (Server::new(), KnownEntries::default());
     let window = window(&server);
     // From and to the middle of a page.
-    for (offset, doorbells) in [(0, 4), (0, 2), (4 * PAGE_SIZE_U64 + 100, 2)] {
+    for (offset, doorbells) in [(0, 8), (0, 4), (4 * PAGE_SIZE_U64 + 100, 4)] {
         let mut out = vec![0xff; PAGES_OF_FILE as usize * PAGE_SIZE - 5000];
         let mut rnic = server.rnic().with_pages(window.clone());
         let got = read_as(&mut rnic, &known, SLOT, &layout(7), offset, &mut out);
@@ -285,8 +288,10 @@ fn a_page_that_the_window_does_not_show_yet_or_shows_in_part_is_missing() {
     // The page is written while it is read.
     let residency = server.residency.clone();
     let mut rnic = server.rnic().with_pages(window);
-    rnic.meanwhile = Box::new(move |_| {
-        residency.begin_change(PoolPage(100));
+    rnic.meanwhile = Box::new(move |doorbell| {
+        if doorbell == 0 {
+            residency.begin_change(PoolPage(100));
+        }
     });
     let got = read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
     assert!(got.missing.contains(0));
@@ -301,5 +306,5 @@ fn a_page_that_was_on_ssd_at_the_last_look_is_asked_for_when_it_is_back() {
     let mut rnic = server.rnic().with_pages(window);
     let got = read_with(&mut rnic, &known, &mut out).expect("answer").expect("read");
     assert!(got.missing.is_empty() && out.iter().all(|byte| *byte == 0));
-    assert_eq!(rnic.doorbells, 2);
+    assert_eq!(rnic.doorbells, 4);
 }

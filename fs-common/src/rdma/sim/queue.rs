@@ -253,15 +253,13 @@ impl SimPair {
             return Err(WcStatus::Disconnected);
         }
         let target = Peer { device: &peer.device, owner: peer.state.lock().owner };
-        let reads_local = matches!(
-            request.op,
-            SendOp::Read(_) | SendOp::FencedRead(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
-        );
+        let reads_local =
+            matches!(request.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         let local = self.local(request.local, reads_local)?;
         match request.op {
             SendOp::Send => peer.arrive(local.bytes(), local.len, None, fate),
             SendOp::SendImm(imm) => peer.arrive(local.bytes(), local.len, Some(imm), fate),
-            SendOp::Read(remote) | SendOp::FencedRead(remote) => {
+            SendOp::Read(remote) => {
                 let bytes = target.read(remote, local.len)?;
                 local.put(&bytes);
                 return Ok(bytes.len() as u32);

@@ -68,10 +68,7 @@ pub(super) struct QpParts {
 
 /// Whether the provider writes the local range of an operation.
 pub(super) fn writes_local(op: &SendOp) -> bool {
-    matches!(
-        op,
-        SendOp::Read(_) | SendOp::FencedRead(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
-    )
+    matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
 }
 
 impl QpCore {

@@ -20,9 +20,11 @@
 //!   persistence domain (hardware: `RemoteAccess`), and fails with `RemoteOperation` if the device behind it does. How far it goes:
 //!   [`FlushReach`], of a device and of a region.
 //! * A READ never tears an aligned word of eight bytes, in ranges of up to 512 bytes (PCIe reads of a cache line are coherent).
-//! * A queue pair's READs may bring memory of any moments between their post and their completions, in any order, unless a fence is between them
-//!   ([`SendOp::FencedRead`]). Requests execute in order (IBTA volume 1, 9.5), but READs whose answers are lost execute again, and an answer of the
-//!   first execution that comes late is taken for one of the second: only its packet number tells answers apart.
+//! * A queue pair's READs may bring memory of any moments between their post and their completions, in any order.
+//!   Requests execute in order (IBTA volume 1, 9.5), but READs whose answers are lost execute again, and an answer of the first execution that comes
+//!   late is taken for one of the second: only its packet number tells answers apart. So a READ is surely no older than another one if it is posted
+//!   when that one has completed. A fence (`IBV_SEND_FENCE`; 10.8.3.3) would spare that wait, but rdma_rxe (6.12, `rxe_wqe_is_fenced`) never sends
+//!   a fenced READ again: it is counted among those that are under way, and so waits for itself.
 //! * A WRITE whose end is aligned to eight bytes stores its last eight bytes after all others
 //!   (`Capabilities::word_last`).
 //!

@@ -159,9 +159,6 @@ pub enum SendOp {
     SendImm(u32),
     /// One-sided read into the local range.
     Read(Remote),
-    /// The same, and it begins once all earlier READs and atomics of the queue pair are complete (a fence: IBTA volume 1, 10.8.3.3). What it brings is
-    /// no older than what they brought.
-    FencedRead(Remote),
     /// One-sided write from the local range: to `Remote::Memory`, or to `Remote::File` at a target that supports it (`FileTarget::write_file`).
     Write(Remote),
     /// One-sided write that also consumes a receive at the peer, and delivers the immediate there.
@@ -209,7 +206,7 @@ impl SendOp {
     pub fn kind(&self) -> CompletionKind {
         match self {
             Self::Send | Self::SendImm(_) => CompletionKind::Send,
-            Self::Read(_) | Self::FencedRead(_) => CompletionKind::Read,
+            Self::Read(_) => CompletionKind::Read,
             Self::Write(_) | Self::WriteImm(..) => CompletionKind::Write,
             Self::CompareSwap { .. } => CompletionKind::CompareSwap,
             Self::FetchAdd { .. } => CompletionKind::FetchAdd,

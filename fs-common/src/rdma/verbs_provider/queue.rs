@@ -200,7 +200,6 @@ fn what(
         SendOp::Send => What::Send,
         SendOp::SendImm(imm) => What::SendImm(imm),
         SendOp::Read(remote) => What::Read(far(remote)?),
-        SendOp::FencedRead(remote) => What::FencedRead(far(remote)?),
         SendOp::Write(remote) => What::Write(far(remote)?),
         SendOp::WriteImm(remote, imm) => What::WriteImm(far(remote)?, imm),
         SendOp::CompareSwap { remote, expect, swap } => {

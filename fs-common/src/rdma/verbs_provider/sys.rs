@@ -795,7 +795,6 @@ pub(super) enum What<'r> {
     Send,
     SendImm(u32),
     Read(Far),
-    FencedRead(Far),
     Write(Far),
     WriteImm(Far, u32),
     Flush(Flush),
@@ -854,9 +853,6 @@ impl Posted<'_> {
         if self.signaled {
             wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
-        if matches!(self.what, What::FencedRead(_)) {
-            wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_FENCE.0;
-        }
         if self.mapped().is_some() {
             wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
         }
@@ -874,7 +870,7 @@ impl Posted<'_> {
                 imm = Some(value);
                 op::IBV_WR_SEND_WITH_IMM
             }
-            What::Read(far) | What::FencedRead(far) => {
+            What::Read(far) => {
                 wr.wr.rdma = rdma(far);
                 op::IBV_WR_RDMA_READ
             }

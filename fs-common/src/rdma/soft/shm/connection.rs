@@ -210,7 +210,6 @@ impl ShmQp {
             Err(status) => return Step::Failed(status),
         };
         if let SendOp::Read(remote)
-        | SendOp::FencedRead(remote)
         | SendOp::Write(remote)
         | SendOp::WriteImm(remote, _)
         | SendOp::CompareSwap { remote, .. }
@@ -236,7 +235,7 @@ impl ShmQp {
                 *published |= matches!(step, Step::Done { .. });
                 return step;
             }
-            SendOp::Read(remote) | SendOp::FencedRead(remote) => self.read(sending, &local, remote),
+            SendOp::Read(remote) => self.read(sending, &local, remote),
             SendOp::Write(remote) => self.write(sending, &local, remote),
             SendOp::WriteImm(remote, imm) => match self.write(sending, &local, remote) {
                 Ok(len) => {

@@ -82,8 +82,7 @@ impl TcpQp {
                 header.ack = request.signaled;
                 expects = request.signaled.then_some(PacketKind::WriteAck);
             }
-            // Requests and replies come in order, and once: a fence has nothing to wait for.
-            SendOp::Read(remote) | SendOp::FencedRead(remote) => {
+            SendOp::Read(remote) => {
                 (header.kind, header.key, header.offset) = match remote {
                     Remote::Memory { rkey, offset } => (PacketKind::ReadMemory, rkey.0.into(), offset),
                     Remote::File { filekey, offset } => (PacketKind::ReadFile, filekey.0, offset),
