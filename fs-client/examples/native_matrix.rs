@@ -1,5 +1,6 @@
 //! A matrix that processes share, by the native API: it multiplies two matrices in files by several processes, each of which reads what it needs, a queue of
-//! rows at a time, and writes its rows of the product.
+//! rows at a time, and writes its rows of the product. The processes open no names: each gets region keys, two for reading the factors and one for
+//! writing its own rows and nothing else; and it writes them under a write grant, past the server's workers where the link has such verbs.
 //!
 //! ```text
 //! cargo run --release -p cuttlefs-client --example native_matrix -- unix:///run/cuttlefsd/b.sock 512 4
@@ -7,7 +8,9 @@
 //! makes matrices of 512 rows, multiplies them by four processes, checks some elements, and tells how many reads were one-sided. Over `tcp://` the key's
 //! file is named by `CUTTLEFS_KEY`.
 
-use cuttlefs_client::native::{Buffer, ConnectOptions, Done, File, OpenOptions, Queue, Session, Trust};
+use cuttlefs_client::native::{
+    Buffer, ConnectOptions, Done, File, OpenOptions, Queue, RegionKey, Rights, Session, Trust,
+};
 use std::error::Error;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -63,12 +66,18 @@ fn bytes_of(row: &[f64]) -> Vec<u8> {
     row.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// One process's part: rows `part`, `part + of`, ... would be scattered, so it takes a block of them.
-fn work(session: &Session, size: usize, part: usize, of: usize) -> Result<(), Box<dyn Error>> {
-    let open = |name: &str, options| session.open(format!("matrix.{name}"), options);
-    let (a, b) = (open("a", OpenOptions::READ)?, open("b", OpenOptions::READ)?);
-    let product = open("product", OpenOptions::READ_WRITE)?;
-    let (first, end) = (size * part / of, size * (part + 1) / of);
+/// The rows of one process.
+fn part_of(size: usize, part: usize, of: usize) -> std::ops::Range<usize> {
+    size * part / of..size * (part + 1) / of
+}
+
+/// One process: multiplies the rows that its last key is for.
+fn work(session: &Session, size: usize, keys: [&str; 3]) -> Result<(), Box<dyn Error>> {
+    let [a, b, product] = keys.map(str::parse::<RegionKey>);
+    let (a, b, product) = (session.redeem(&a?)?, session.redeem(&b?)?, session.redeem(&product?)?);
+    let row_len = (size * NUMBER) as u64;
+    let range = product.region().ok_or("it was opened by a key")?;
+    let (first, end) = ((range.offset / row_len) as usize, (range.end() / row_len) as usize);
     let mut mine = vec![vec![0.0; size]; end - first];
     let mut left = vec![Vec::new(); end - first];
     rows(session, &a, size, first..end, |row, numbers| left[row - first] = numbers.to_vec())?;
@@ -78,16 +87,29 @@ fn work(session: &Session, size: usize, part: usize, of: usize) -> Result<(), Bo
             sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += factors[k] * number);
         }
     })?;
+    let requests_before = figure(session, "rpc_requests");
+    // It is held until the rows are there. A server without memory for it takes them by requests.
+    let granted = product.grant_write(range.offset, range.len);
     for (row, sums) in (first..).zip(&mine) {
-        product.write_at((row * size * NUMBER) as u64, &bytes_of(sums))?;
+        product.write_at(row as u64 * row_len, &bytes_of(sums))?;
     }
+    let requests = figure(session, "rpc_requests") - requests_before;
     product.sync()?;
-    let reads = session.figures().into_iter().find(|(name, _)| *name == "onesided_reads");
-    println!("process {part}: {} one-sided reads", reads.map_or(0, |(_, count)| count));
+    println!(
+        "rows {first} to {end}: {} one-sided reads; {requests} requests to write {} rows{}",
+        figure(session, "onesided_reads"),
+        mine.len(),
+        granted.err().map_or_else(String::new, |error| format!(" (no grant: {error})"))
+    );
     Ok(())
 }
 
+fn figure(session: &Session, name: &str) -> u64 {
+    session.figures().into_iter().find(|(found, _)| *found == name).map_or(0, |(_, count)| count)
+}
+
 fn multiply(session: &Session, url: &str, size: usize, processes: usize) -> Result<(), Box<dyn Error>> {
+    let mut files = Vec::new();
     for name in ["a", "b", "product"] {
         let options = OpenOptions { truncate: true, ..OpenOptions::CREATE };
         let file = session.open(format!("matrix.{name}"), options)?;
@@ -98,12 +120,20 @@ fn multiply(session: &Session, url: &str, size: usize, processes: usize) -> Resu
             let all: Vec<u8> = (0..size).flat_map(|index| bytes_of(&row(index))).collect();
             file.write_at(0, &all)?;
         }
+        files.push(file);
     }
+    // The keys are good as long as these files are open here.
+    let row_len = (size * NUMBER) as u64;
+    let (reading, both) = (Rights { read: true, write: false }, Rights { read: true, write: true });
+    let of_factor = |file: &File| file.bind(0, size as u64 * row_len, reading, None);
+    let factors = [of_factor(&files[0])?.to_string(), of_factor(&files[1])?.to_string()];
     let since = Instant::now();
     let program = std::env::current_exe()?;
-    let start = |part: usize| {
-        let numbers = [size, processes, part].map(|number| number.to_string());
-        Command::new(&program).arg(url).args(numbers).spawn()
+    let start = |part: usize| -> Result<_, Box<dyn Error>> {
+        let rows = part_of(size, part, processes);
+        let key = files[2].bind(rows.start as u64 * row_len, rows.len() as u64 * row_len, both, None)?;
+        let arguments = [size.to_string(), key.to_string()];
+        Ok(Command::new(&program).args(["work", url]).args(&arguments).args(&factors).spawn()?)
     };
     let started = (0..processes).map(start).collect::<Result<Vec<_>, _>>()?;
     for mut process in started {
@@ -131,12 +161,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let connect = |url: &str| Session::connect(url, ConnectOptions { trust, ..ConnectOptions::default() });
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [url, size, processes] => match (size.parse()?, processes.parse()?) {
-            (size @ 1..=4096, processes @ 1..=64) => multiply(&connect(url)?, url, size, processes),
-            _ => Err("a size is 1 to 4096, and the processes 1 to 64".into()),
+            (size @ 1..=4096, processes @ 1..=64) if processes <= size => {
+                multiply(&connect(url)?, url, size, processes)
+            }
+            _ => Err("a size is 1 to 4096, and the processes 1 to 64, a row or more for each".into()),
         },
-        [url, size, processes, part] => {
-            work(&connect(url)?, size.parse()?, part.parse()?, processes.parse()?)
-        }
+        ["work", url, size, rows, a, b] => work(&connect(url)?, size.parse()?, [a, b, rows]),
         _ => Err("usage: native_matrix URL SIZE PROCESSES".into()),
     }
 }

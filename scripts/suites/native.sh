@@ -19,4 +19,27 @@ check "stores through a mapping are seen when they are written back" native mapp
 check "appends of native programs and of the mount: each whole, none lost" native appends
 check "names, lengths and removed files" native names
 check "a queue beside a writer of the mount: every page is of one write" native pages
+
+regions() {
+    PYTHONPATH=$HERE/../../fs-client/capi/python CUTTLEFS_LIBRARY=$CUTTLEFS_BIN/libcuttlefs.so \
+        python3 "$HERE/native_regions.py" "$(server_url)" "$CUTTLEFS_KEY" "$MNT" "$@"
+}
+check "one-sided writes, appends and atomics beside the mount, with evictions and truncates" regions walk
+check "pages that are written one-sidedly are neither torn nor stale in the mount" regions counters
+regions kills "$WORK/begun" "$WORK/over" >"$WORK/kills.log" 2>&1 &
+writer=$!
+for _ in 1 2 3; do
+    for _ in $(seq 600); do
+        [[ -e $WORK/begun ]] && break
+        sleep 0.1
+    done
+    sleep 0.5
+    kill_server
+    launch_server
+done
+touch "$WORK/over"
+wait "$writer"
+status=$?
+cat "$WORK/kills.log"
+check "what was synced outlives kills of the server, and what was lost is told" test "$status" == 0
 suite_end

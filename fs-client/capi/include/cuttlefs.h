@@ -18,6 +18,7 @@ typedef struct cuttlefs_session cuttlefs_session;
 typedef struct cuttlefs_file cuttlefs_file;
 typedef struct cuttlefs_buffer cuttlefs_buffer;
 typedef struct cuttlefs_queue cuttlefs_queue;
+typedef struct cuttlefs_grant cuttlefs_grant;
 
 /* How to connect. All zero bytes are the defaults. */
 struct cuttlefs_options {
@@ -47,7 +48,7 @@ struct cuttlefs_stat {
 struct cuttlefs_completion {
     uint64_t token;          /* as it was posted with */
     int64_t result;          /* bytes, or a negative errno */
-    uint64_t offset;         /* of a write or an append: where the bytes are */
+    uint64_t offset;         /* of a write or an append: where the bytes are; of an atomic: the word that was there */
 };
 
 /* Words for the last error of the calling thread; valid until its next call of this library. */
@@ -78,6 +79,32 @@ int cuttlefs_fsync(cuttlefs_file *file);
 int cuttlefs_ftruncate(cuttlefs_file *file, uint64_t len);
 int cuttlefs_fstat(cuttlefs_file *file, struct cuttlefs_stat *stat);
 
+/* Ranges of files for others. A key is a text of CUTTLEFS_KEY_TEXT - 1 characters and a NUL; who has it and can connect may open the range with the
+ * rights (CUTTLEFS_READ, CUTTLEFS_WRITE), until lifetime_ms have passed (0: no such time), unbind, or the binder frees its file. It stays good over
+ * restarts of the server. A key that is over is -ESTALE, as all uses of a file that it has opened are then; one that the server did not make, or that is
+ * not for this session, -EACCES; bytes that it is not for are -ERANGE. */
+#define CUTTLEFS_KEY_TEXT 177
+enum { CUTTLEFS_READ = 1, CUTTLEFS_WRITE = 2 };
+int cuttlefs_bind(cuttlefs_file *file, uint64_t offset, uint64_t len, int rights, uint64_t lifetime_ms,
+                  char key[CUTTLEFS_KEY_TEXT]);
+int cuttlefs_unbind(cuttlefs_file *file, const char *key);
+int cuttlefs_redeem(cuttlefs_session *session, const char *key, cuttlefs_file **file);
+
+/* Write grants. Under a grant, writes and appends of the open file go past the server's workers, by functions and queues alike, where the link has such
+ * verbs (tcp://, unix://); elsewhere they go as requests. Such changes are not kept by this library: if the server is killed before a sync, the
+ * next sync of the file is -EIO. -EEXIST: this open file has a grant of a part of the range. -EAGAIN: the server has no memory left for grants.
+ * Freeing the grant gives it back. */
+int cuttlefs_grant_write(cuttlefs_file *file, uint64_t offset, uint64_t len, cuttlefs_grant **grant);
+/* 1 if it stands as far as is known, else 0. It ends when the file is cut or punched there. */
+int cuttlefs_grant_stands(cuttlefs_grant *grant);
+int cuttlefs_grant_renew(cuttlefs_grant *grant);
+void cuttlefs_grant_free(cuttlefs_grant *grant);
+/* Atomics of a word (little-endian) at a multiple of 8, under a grant: -ENOLCK without one, -ENXIO behind the end of the file, -EOPNOTSUPP over links
+ * without such verbs. -ECONNABORTED, of one-sided appends too: the connection broke, and it may be done. old gets what was there; it was swapped if
+ * that is expect. */
+int cuttlefs_compare_swap(cuttlefs_file *file, uint64_t offset, uint64_t expect, uint64_t swap, uint64_t *old);
+int cuttlefs_fetch_add(cuttlefs_file *file, uint64_t offset, uint64_t add, uint64_t *old);
+
 /* Memory that is registered once, for queues. */
 int cuttlefs_buffer_new(cuttlefs_session *session, size_t len, cuttlefs_buffer **buffer);
 void cuttlefs_buffer_free(cuttlefs_buffer *buffer);
@@ -95,6 +122,9 @@ int cuttlefs_post_write(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *fi
                         cuttlefs_buffer *buffer, size_t at, size_t len);
 int cuttlefs_post_append(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file,
                          cuttlefs_buffer *buffer, size_t at, size_t len);
+int cuttlefs_post_compare_swap(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file, uint64_t offset,
+                               uint64_t expect, uint64_t swap);
+int cuttlefs_post_fetch_add(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file, uint64_t offset, uint64_t add);
 int cuttlefs_post_sync(cuttlefs_queue *queue, uint64_t token, cuttlefs_file *file);
 /* Up to max completions. Returns their number. */
 int cuttlefs_poll(cuttlefs_queue *queue, struct cuttlefs_completion *completions, size_t max);

@@ -14,7 +14,15 @@ thread_local! {
 pub(crate) fn told(error: &NativeError) -> c_int {
     let errno = match error {
         NativeError::Server(status) => errno_of(*status),
-        NativeError::FileLost => libc::ESTALE,
+        NativeError::FileLost | NativeError::RegionEnded => libc::ESTALE,
+        NativeError::KeyRefused => libc::EACCES,
+        NativeError::OutsideRegion { .. } => libc::ERANGE,
+        NativeError::GrantOverlaps => libc::EEXIST,
+        NativeError::NotGranted => libc::ENOLCK,
+        NativeError::PastEnd => libc::ENXIO,
+        NativeError::Unsupported(_) => libc::EOPNOTSUPP,
+        NativeError::MayBeDone => libc::ECONNABORTED,
+        NativeError::BytesLost => libc::EIO,
         NativeError::Deadline { .. } => libc::ETIMEDOUT,
         NativeError::Closed => libc::ESHUTDOWN,
         NativeError::NotOpenFor(_) => libc::EBADF,
@@ -24,6 +32,8 @@ pub(crate) fn told(error: &NativeError) -> c_int {
         NativeError::Url(_)
         | NativeError::PastBuffer { .. }
         | NativeError::TooLong { .. }
+        | NativeError::GrantLength { .. }
+        | NativeError::Unaligned
         | NativeError::Depth { .. } => libc::EINVAL,
         NativeError::Resources(_) => libc::ENOMEM,
     };

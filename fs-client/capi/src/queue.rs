@@ -126,6 +126,37 @@ pub unsafe extern "C" fn cuttlefs_post_append(
 /// # Safety
 /// As `cuttlefs.h` says.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuttlefs_post_compare_swap(
+    queue: *mut Queue,
+    token: u64,
+    file: *const File,
+    offset: u64,
+    expect: u64,
+    swap: u64,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        post(queue, token, file, None, |file, _| Some(Post::CompareSwap { file, offset, expect, swap }))
+    }
+}
+
+/// # Safety
+/// As `cuttlefs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuttlefs_post_fetch_add(
+    queue: *mut Queue,
+    token: u64,
+    file: *const File,
+    offset: u64,
+    add: u64,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { post(queue, token, file, None, |file, _| Some(Post::FetchAdd { file, offset, add })) }
+}
+
+/// # Safety
+/// As `cuttlefs.h` says.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuttlefs_post_sync(queue: *mut Queue, token: u64, file: *const File) -> c_int {
     // SAFETY: the caller's.
     unsafe { post(queue, token, file, None, |file, _| Some(Post::Sync { file })) }
@@ -186,6 +217,7 @@ fn told_of(end: &Completion) -> layout::Completion {
     let (result, offset) = match &end.result {
         Ok(Done::Read(len)) => (*len as i64, 0),
         Ok(Done::Written { offset, len }) => (*len as i64, *offset),
+        Ok(Done::Old(old)) => (8, *old),
         Ok(Done::Synced) => (0, 0),
         Err(error) => (told(error).into(), 0),
     };

@@ -1,4 +1,5 @@
-//! `cuttlefs.h` and `libcuttlefs.so` together: a C program is compiled with the header, linked with the library, and run against a server over each link.
+//! `cuttlefs.h` and `libcuttlefs.so` together: a C program is compiled with the header, linked with the library, and run against a server over each link;
+//! and a Python program with the binding.
 
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint};
@@ -66,15 +67,31 @@ fn a_c_program_does_all_of_it() {
         .output()
         .expect("cc, the C compiler that links Rust programs, too");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    runs_over_each_link(|url| {
+        let mut command = Command::new(&program);
+        command.arg(url).env("LD_LIBRARY_PATH", &libraries);
+        command
+    });
+}
+
+#[test]
+fn a_python_program_does_all_of_it() {
+    let home = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let library = library_directory().join("libcuttlefs.so");
+    runs_over_each_link(|url| {
+        let mut command = Command::new("python3");
+        command.arg("-B").arg(home.join("tests/program.py")).arg(url);
+        command.env("PYTHONPATH", home.join("python")).env("CUTTLEFS_LIBRARY", &library);
+        command
+    });
+}
+
+/// Runs a program with the URL of a server, and sees that it succeeds.
+fn runs_over_each_link(command: impl Fn(&str) -> Command) {
     for link in ["shm", "unix", "tcp"] {
         let directory = tempfile::tempdir().expect("a directory");
         let server = serve(directory.path(), link);
-        let url = server.endpoints()[0].to_string();
-        let ran = Command::new(&program)
-            .arg(&url)
-            .env("LD_LIBRARY_PATH", &libraries)
-            .output()
-            .expect("the program runs");
+        let ran = command(&server.endpoints()[0].to_string()).output().expect("the program runs");
         let said = String::from_utf8_lossy(&ran.stderr);
         assert!(ran.status.success(), "{link}: {}: {said}", ran.status);
         server.stop();

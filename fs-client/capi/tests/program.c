@@ -107,6 +107,54 @@ int main(int argc, char **argv) {
     CHECK(seen == 14 && cuttlefs_poll(queue, NULL, 0) == 0);
     CHECK(cuttlefs_pread(file, tail, 6, 100) == 6 && memcmp(tail, "posted", 6) == 0);
 
+    /* Keys: another session opens a part of the file. */
+    int has_verbs = strncmp(argv[1], "shm", 3) != 0;
+    char key[CUTTLEFS_KEY_TEXT];
+    cuttlefs_session *other = NULL;
+    cuttlefs_file *part = NULL;
+    CHECK(cuttlefs_connect(argv[1], &options, &other) == 0);
+    CHECK(cuttlefs_bind(file, 0, PAGE, 4, 0, key) == -EINVAL && cuttlefs_bind(file, 0, PAGE, CUTTLEFS_READ, 0, NULL) == -EINVAL);
+    CHECK(cuttlefs_bind(file, 0, PAGE, CUTTLEFS_READ | CUTTLEFS_WRITE, 0, key) == 0 && strlen(key) == CUTTLEFS_KEY_TEXT - 1);
+    CHECK(cuttlefs_redeem(other, "no key", &part) == -EINVAL && cuttlefs_redeem(other, key, NULL) == -EINVAL);
+    CHECK(cuttlefs_redeem(other, key, &part) == 0);
+    CHECK(cuttlefs_pread(part, tail, 6, 100) == 6 && memcmp(tail, "posted", 6) == 0);
+    CHECK(cuttlefs_pread(part, tail, 1, PAGE) == -ERANGE && cuttlefs_pwrite(part, "no", 2, PAGE - 1) == -ERANGE);
+
+    /* Grants: past the server's workers where the link has such verbs. */
+    cuttlefs_grant *grant = NULL, *none = NULL;
+    uint64_t old = 1, zero = 0;
+    CHECK(cuttlefs_grant_write(part, 0, PAGE + 1, &grant) == -ERANGE && cuttlefs_grant_write(part, 0, 0, &grant) == -EINVAL);
+    CHECK(cuttlefs_grant_write(part, 0, PAGE, &grant) == 0 && cuttlefs_grant_stands(grant) == has_verbs);
+    CHECK(cuttlefs_grant_write(part, 8, 8, &none) == (has_verbs ? -EEXIST : 0));
+    cuttlefs_grant_free(none);
+    CHECK(cuttlefs_pwrite(part, &zero, 8, 8) == 8);
+    if (has_verbs) {
+        CHECK(cuttlefs_fetch_add(part, 8, 5, &old) == 0 && old == 0);
+        CHECK(cuttlefs_compare_swap(part, 8, 1, 7, &old) == 0 && old == 5);
+        CHECK(cuttlefs_compare_swap(part, 8, 5, 7, &old) == 0 && old == 5);
+        CHECK(cuttlefs_fetch_add(part, 9, 5, &old) == -EINVAL && cuttlefs_fetch_add(part, 8, 5, NULL) == -EINVAL);
+        CHECK(cuttlefs_fetch_add(file, 8, 5, &old) == -ENOLCK && strstr(cuttlefs_error(), "grant"));
+        cuttlefs_queue *words = NULL;
+        CHECK(cuttlefs_queue_new(other, 2, &words) == 0);
+        CHECK(cuttlefs_post_fetch_add(words, 1, part, 8, 1) == 0);
+        struct cuttlefs_completion end;
+        CHECK(cuttlefs_wait(words, &end, 1, 60000) == 1 && end.token == 1 && end.result == 8 && end.offset == 7);
+        CHECK(cuttlefs_post_compare_swap(words, 2, part, 8, 8, 9) == 0);
+        CHECK(cuttlefs_wait(words, &end, 1, 60000) == 1 && end.token == 2 && end.result == 8 && end.offset == 8);
+        CHECK(cuttlefs_pread(file, &old, 8, 8) == 8 && old == 9);
+        cuttlefs_queue_free(words);
+    } else {
+        CHECK(cuttlefs_fetch_add(part, 8, 5, &old) == -EOPNOTSUPP && strstr(cuttlefs_error(), "unix://"));
+    }
+    CHECK(cuttlefs_fsync(part) == 0 && cuttlefs_grant_renew(grant) == 0);
+    cuttlefs_grant_free(grant);
+    cuttlefs_grant_free(NULL);
+    CHECK(cuttlefs_unbind(file, key) == 0 && cuttlefs_unbind(file, key) == -ESTALE);
+    CHECK(cuttlefs_pread(part, tail, 1, 0) == -ESTALE && strstr(cuttlefs_error(), "new key"));
+    cuttlefs_file_free(part);
+    CHECK(cuttlefs_redeem(other, key, &part) == -ESTALE);
+    cuttlefs_session_free(other);
+
     /* A file outlives the handle of its session. */
     CHECK(cuttlefs_rename(session, "directory/file", "moved") == 0 && cuttlefs_rmdir(session, "directory") == 0);
     CHECK(cuttlefs_stat(session, "moved", &stat) == 0 && stat.size == sizeof bytes + 6);

@@ -27,8 +27,10 @@ impl RemoteVolume {
     ) -> Result<usize, FsError> {
         unfenced(state)?;
         let wanted = clip(offset, out.len());
-        let got = self.reads.read(&self.session, caller, &state.region, offset, &mut out[..wanted]);
-        unless_fenced(state.file(), got)
+        self.through(caller, state, || {
+            let got = self.reads.read(&self.session, caller, &state.region, offset, &mut out[..wanted]);
+            unless_fenced(state.file(), got)
+        })
     }
 
     /// As `read_into`, if it needs no message: `None` otherwise. What does not fit one request is not read in this way.
@@ -38,7 +40,7 @@ impl RemoteVolume {
         offset: u64,
         out: &mut (impl Destination + ?Sized),
     ) -> Option<usize> {
-        if clip(offset, out.wanted()) < out.wanted() || state.file().is_fenced() {
+        if clip(offset, out.wanted()) < out.wanted() || !is_usable(state) {
             return None;
         }
         self.reads.read_mapped(&self.session, &state.region, offset, out)
@@ -51,7 +53,7 @@ impl RemoteVolume {
         offset: u64,
         len: usize,
     ) -> Option<(PlannedRead, u64)> {
-        if len == 0 || clip(offset, len) < len || state.file().is_fenced() {
+        if len == 0 || clip(offset, len) < len || !is_usable(state) {
             return None;
         }
         let attachment = self.session.look()?;
@@ -69,9 +71,11 @@ impl RemoteVolume {
         out: &mut [u8],
     ) -> Result<usize, FsError> {
         unfenced(state)?;
-        let mut lane = self.session.borrow_lane()?;
-        let got = self.reads.fetch(&mut lane, caller, state.file(), offset, missing, out);
-        unless_fenced(state.file(), got)
+        self.through(caller, state, || {
+            let mut lane = self.session.borrow_lane()?;
+            let got = self.reads.fetch(&mut lane, caller, state.file(), offset, missing, out);
+            unless_fenced(state.file(), got)
+        })
     }
 
     /// The open file of a handle, for a holder that looks it up once.
@@ -87,4 +91,9 @@ impl RemoteVolume {
 /// `Io` if a lock that was taken through the open file was lost.
 fn unfenced(state: &HandleState) -> Result<(), FsError> {
     if state.file().is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+}
+
+/// Whether its filekey names it now, as far as is known.
+fn is_usable(state: &HandleState) -> bool {
+    !state.file().is_fenced() && !state.file().is_lost()
 }

@@ -1,5 +1,6 @@
 //! The table of handles: from the number that the kernel knows to the open file and its open flags.
 
+use super::grants::HeldGrants;
 use super::volume::{Handle, OpenHow};
 use crate::read::CachedRegion;
 use crate::session::{LossesTold, ServerOpen};
@@ -18,6 +19,8 @@ pub(crate) struct HandleState {
     pub(crate) how: OpenHow,
     /// The last loss of written bytes that this handle was told of.
     pub(crate) losses_told: LossesTold,
+    /// What it may change one-sidedly.
+    pub(crate) grants: HeldGrants,
 }
 
 impl HandleState {

@@ -6,6 +6,8 @@ mod copy;
 mod direct;
 mod exposed_write;
 mod figures;
+mod granted;
+mod grants;
 mod handles;
 mod idle_memory;
 mod remote;
@@ -13,5 +15,7 @@ mod replies;
 pub mod volume;
 mod write;
 
+pub(crate) use granted::{OneSidedChange, Reach};
+pub(crate) use grants::Permit;
 pub(crate) use handles::HandleState;
 pub use remote::RemoteVolume;

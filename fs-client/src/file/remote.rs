@@ -1,6 +1,7 @@
 //! `Volume` over a session. Each method is one request, except reads (`read`), writes (`write`) and copies (`copy`).
 
 use super::figures::figures;
+use super::grants::HeldGrants;
 use super::handles::{HandleState, HandleTable};
 use super::idle_memory::IdleMemory;
 use super::replies::{attr, bytes, done, unexpected};
@@ -82,10 +83,10 @@ impl RemoteVolume {
         OpenFile { handle: self.insert_handle(file, how), keep_cache, change }
     }
 
-    fn insert_handle(&self, file: Arc<ServerOpen>, how: OpenHow) -> Handle {
+    pub(super) fn insert_handle(&self, file: Arc<ServerOpen>, how: OpenHow) -> Handle {
         let losses_told = self.session.unsynced().losses().before_open(file.ino());
         let region = Arc::new(CachedRegion::new(file));
-        self.handles.insert(HandleState { region, how, losses_told })
+        self.handles.insert(HandleState { region, how, losses_told, grants: HeldGrants::default() })
     }
 }
 

@@ -26,7 +26,8 @@ impl RemoteVolume {
         let (mut written, mut all_durable) = (0, true);
         let mut first = offset;
         for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
-            match self.write_once(caller, state, offset + u64::from(written), how.append, chunk) {
+            let once = || self.write_once(caller, state, offset + u64::from(written), how.append, chunk);
+            match self.through(caller, state, once) {
                 Ok((at, len, durable)) => {
                     if written == 0 {
                         first = at;

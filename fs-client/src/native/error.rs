@@ -72,6 +72,57 @@ pub enum NativeError {
         /// The most.
         max: usize,
     },
+    /// The region key, or the file that was opened by it, is over: the range was unbound, its time is over, or its binder has closed the file.
+    #[error(
+        "the region key is worth nothing any more: its range was unbound, its time is over, or who bound it has closed the file; ask for a new key"
+    )]
+    RegionEnded,
+    /// The server did not make this region key, or this session may not open it.
+    #[error(
+        "the region key is refused: this server did not make it, or the range is of a file that this session may not open"
+    )]
+    KeyRefused,
+    /// A range that the region key is not for.
+    #[error("the region key is for bytes {start} to {end} of the file")]
+    OutsideRegion {
+        /// The first byte of the key's range.
+        start: u64,
+        /// The byte behind it.
+        end: u64,
+    },
+    /// A grant of no length, or of too much at once.
+    #[error("a write grant is of 1 to {max} bytes; ask for several")]
+    GrantLength {
+        /// The most bytes.
+        max: u64,
+    },
+    /// The open file holds a write grant of a part of the range.
+    #[error("this open file has a write grant of a part of the range already; drop that first")]
+    GrantOverlaps,
+    /// There is no write grant of the range: none was asked for, or it has ended.
+    #[error(
+        "there is no write grant of this range: it was not asked for, or it has ended because the file was cut or punched there; ask for it (again)"
+    )]
+    NotGranted,
+    /// An atomic at a place that is no multiple of 8.
+    #[error("an atomic is of eight bytes at a multiple of 8")]
+    Unaligned,
+    /// An atomic behind the end of the file.
+    #[error("an atomic is of bytes that the file has; make it longer first")]
+    PastEnd,
+    /// It cannot be done here.
+    #[error("{0}")]
+    Unsupported(&'static str),
+    /// The connection broke under an append or an atomic: it may be done, and nobody can tell.
+    #[error(
+        "the connection broke while it was done one-sidedly, so it may be done or not; look at the file, or write by requests (without a grant), which are done once"
+    )]
+    MayBeDone,
+    /// Bytes that were written and not synced are lost with a killed server. Told once to each open file.
+    #[error(
+        "bytes of this file that were written and not synced before are lost with a killed server; write them again"
+    )]
+    BytesLost,
     /// The RNIC or the kernel gives no more memory, queues or descriptors.
     #[error("no memory, queue or descriptor: {0}")]
     Resources(String),

@@ -3,7 +3,7 @@
 use super::session::{self, Opened};
 use super::{InodeNo, NativeError, OpenOptions, Session};
 use crate::file::HandleState;
-use crate::file::volume::{Caller, Volume, WriteHow};
+use crate::file::volume::{Caller, FsError, Volume, WriteHow};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -75,6 +75,7 @@ impl File {
     /// `NotOpenFor`, `FileLost`, `Deadline`, the server's.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, NativeError> {
         self.check(false)?;
+        self.opened.check_range(offset, out.len())?;
         let mut done = 0;
         while done < out.len() {
             let wanted = &mut out[done..];
@@ -95,13 +96,13 @@ impl File {
         }
         if self.session.deadline().is_none() {
             let caller = self.session.caller();
-            return Ok(self.session.volume().read_into(&caller, self.state(), offset, out)?);
+            return self.opened.read_into(&caller, offset, out);
         }
         // The thread that reads may outlive this call, so the bytes come in memory of its own.
         let (file, len) = (self.opened.clone(), out.len());
-        let bytes = self.session.run(move |volume, caller| {
+        let bytes = self.session.run(move |_, caller| {
             let mut bytes = vec![0; len];
-            let got = volume.read_into(caller, &file.state, offset, &mut bytes)?;
+            let got = file.read_into(caller, offset, &mut bytes)?;
             bytes.truncate(got);
             Ok(bytes)
         })?;
@@ -109,11 +110,13 @@ impl File {
         Ok(bytes.len())
     }
 
-    /// Writes all of `bytes`. Not durable before [`Self::sync`], unless the file was opened for that.
+    /// Writes all of `bytes`; under a write grant one-sidedly. Not durable before [`Self::sync`], unless the file was opened for that.
     ///
     /// # Errors
     /// As `read_at`; `NoSpace` among the server's. A part of the bytes may have been written.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), NativeError> {
+        self.check(true)?;
+        self.opened.check_range(offset, bytes.len())?;
         let mut done = 0;
         while done < bytes.len() {
             let (_, len) = self.write_how(offset.saturating_add(done as u64), &bytes[done..], false)?;
@@ -125,7 +128,7 @@ impl File {
     /// Writes at the end of the file. Returns the place of the first byte. Up to 1 MiB is one append, whoever else appends.
     ///
     /// # Errors
-    /// As `write_at`.
+    /// As `write_at`; `MayBeDone` if the connection broke under a one-sided append (with a write grant).
     pub fn append(&self, bytes: &[u8]) -> Result<u64, NativeError> {
         let (first, mut done) = self.write_how(0, bytes, true)?;
         while done < bytes.len() {
@@ -145,13 +148,13 @@ impl File {
         self.session.run(move |_, caller| file.write(caller, offset, &bytes, how))
     }
 
-    /// Everything that was written before, by whatever session, is durable when this returns.
+    /// Everything that was written before, by whatever session and in whatever way, is durable when this returns.
     ///
     /// # Errors
-    /// `Server(Io)` if bytes that were written are lost, told once to each open file; `FileLost`, `Deadline`.
+    /// `BytesLost` if bytes that were written are lost, told once to each open file; `Server(Io)`, `FileLost`, `Deadline`.
     pub fn sync(&self) -> Result<(), NativeError> {
         let file = self.opened.clone();
-        self.session.run(move |volume, caller| Ok(volume.fsync(caller, file.handle, false)?))
+        self.session.run(move |_, caller| file.sync(caller))
     }
 
     /// The attributes.
@@ -185,13 +188,26 @@ impl File {
     /// `NotOpenFor`, the server's, `Deadline`.
     pub fn set_len(&self, len: u64) -> Result<(), NativeError> {
         self.check(true)?;
-        let ino = self.ino();
-        self.session.run(move |volume, caller| session::set_len(volume, caller, ino, len))
+        self.check_whole("changes of its length")?;
+        let (ino, file) = (self.ino(), self.opened.clone());
+        self.session.run(move |volume, caller| {
+            session::set_len(volume, caller, ino, len)?;
+            file.state.grants.set_len(len);
+            Ok(())
+        })
+    }
+
+    /// Whether all of the file is open, and not only a part by a region key.
+    pub(super) fn check_whole(&self, wanted: &'static str) -> Result<(), NativeError> {
+        match self.state().file().region_key() {
+            Some(_) => Err(NativeError::NotOpenFor(wanted)),
+            None => Ok(()),
+        }
     }
 }
 
 impl Opened {
-    /// Writes what fits one request. Returns where, and how much.
+    /// Writes what fits one request, one-sidedly if that is granted. Returns where, and how much.
     pub(super) fn write(
         &self,
         caller: &Caller,
@@ -199,11 +215,54 @@ impl Opened {
         bytes: &[u8],
         how: WriteHow,
     ) -> Result<(u64, usize), NativeError> {
-        let written = self.volume().write_how(caller, self.handle, offset, bytes, how)?;
+        if let Some(offset) = self.write_granted(caller, offset, bytes, how)? {
+            return Ok((offset, bytes.len()));
+        }
+        let written = self.volume().write_how(caller, self.handle, offset, bytes, how);
+        let written = written.map_err(|error| self.explained(error))?;
         if written.len == 0 && !bytes.is_empty() {
             // Nothing would ever be written.
             return Err(NativeError::Server(Status::Io));
         }
+        self.state.grants.note_len(written.offset + u64::from(written.len));
         Ok((written.offset, written.len as usize))
+    }
+
+    /// Reads what fits one request.
+    pub(super) fn read_into(
+        &self,
+        caller: &Caller,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, NativeError> {
+        let got = self.volume().read_into(caller, &self.state, offset, out);
+        got.map_err(|error| self.explained(error))
+    }
+
+    /// Makes everything durable.
+    pub(super) fn sync(&self, caller: &Caller) -> Result<(), NativeError> {
+        match self.volume().sync_told(caller, &self.state) {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(NativeError::BytesLost),
+            Err(error) => Err(self.explained(error)),
+        }
+    }
+
+    /// An error of a request for this file.
+    pub(super) fn explained(&self, error: FsError) -> NativeError {
+        match error {
+            FsError::Server(Status::Stale) if self.state.file().region_key().is_some() => {
+                NativeError::RegionEnded
+            }
+            error => error.into(),
+        }
+    }
+
+    /// Whether the range is of the part that is open.
+    pub(super) fn check_range(&self, offset: u64, len: usize) -> Result<(), NativeError> {
+        let Some(key) = self.state.file().region_key() else { return Ok(()) };
+        let (start, end) = (key.offset, key.end());
+        let is_inside = start <= offset && offset.checked_add(len as u64).is_some_and(|behind| behind <= end);
+        if is_inside { Ok(()) } else { Err(NativeError::OutsideRegion { start, end }) }
     }
 }

@@ -289,7 +289,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    fn take(volume: &Arc<RemoteVolume>, handle: Handle) -> Result<Self, NativeError> {
+    pub(super) fn take(volume: &Arc<RemoteVolume>, handle: Handle) -> Result<Self, NativeError> {
         let state = volume.state_of(handle)?;
         Ok(Self { volume: volume.clone(), state, handle })
     }

@@ -75,7 +75,7 @@ impl Reads {
     ) -> Option<usize> {
         let attachment = session.look()?;
         let Some(Windows::Mapped(windows)) = &attachment.windows else { return None };
-        if attachment.attached.one_sided == OneSidedReads::Off {
+        if attachment.attached.one_sided == OneSidedReads::Off || region.open().region_key().is_some() {
             return None;
         }
         let slot = region.open().slot()?;
@@ -105,6 +105,10 @@ impl Reads {
             return Ok(None);
         }
         let got = if let Some(windows) = &attachment.windows {
+            // The tables say nothing of a region key that has ended: the server must be asked.
+            if region.open().region_key().is_some() {
+                return Ok(None);
+            }
             self.by_initiator(session, &attachment, windows, caller, region, offset, out)?
         } else if session.target_translates_for(&attachment) {
             self.by_target(session, &attachment, region, offset, out)?

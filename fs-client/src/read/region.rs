@@ -78,7 +78,8 @@ impl CachedRegion {
 
     fn pull(&self, lane: &mut SessionLane<'_>) -> Pulled {
         let mut pulled = Pulled::default();
-        if !self.was_read.swap(false, Ordering::Relaxed) {
+        // A filekey that names nothing would end the connection.
+        if !self.was_read.swap(false, Ordering::Relaxed) || self.open.is_lost() {
             return pulled;
         }
         let pages = self.read_pages.load(Ordering::Relaxed);

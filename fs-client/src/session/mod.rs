@@ -15,6 +15,7 @@ mod locks;
 mod losses;
 mod options;
 mod recover;
+mod regions;
 mod seen;
 mod server_opens;
 mod settle;
@@ -28,6 +29,7 @@ pub(crate) use losses::LossesTold;
 pub use options::{MAX_CALLER_LANES, SessionOptions, lanes_bytes};
 pub(crate) use seen::SeenChanges;
 pub(crate) use server_opens::{ServerOpen, ServerOpens};
+pub(crate) use unsynced::Life;
 pub use unsynced::{UNSYNCED_BYTES_LEAST, UnsyncedChanges, unsynced_bytes};
 
 use crate::transport::{Away, Caller, FsError, LaneGuard, Link};

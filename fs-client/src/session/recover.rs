@@ -55,8 +55,12 @@ impl Session {
         self.unsynced.begin_recovery();
         let files = self.opens.all();
         tracing::info!(files = files.len(), "the server lost our session; reclaiming open files");
+        // Those by a region key are opened again when they are used: that may wait for another client, which may wait for this one.
+        let (files, by_key): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|file| file.region_key().is_none());
+        by_key.iter().for_each(|file| file.rebind(None));
         for batch in files.chunks(RECLAIM_FILES_MAX) {
-            let wanted = batch.iter().map(|file| file.reclaim()).collect();
+            let wanted = batch.iter().filter_map(|file| file.reclaim()).collect();
             let request = Request::Reclaim { files: wanted };
             let Some(Ok(reply)) = lane.call_recovering(&self.link, &request, &mut recovered.seq) else {
                 return Ok(false);
@@ -71,6 +75,11 @@ impl Session {
                 file.rebind(opened.as_ref());
             }
         }
+        for file in &files {
+            if self.bind_again(lane, file, &mut recovered.seq).is_none() {
+                return Ok(false);
+            }
+        }
         // Before bytes are restored, which may take long: other clients wait until all locks are reclaimed.
         if self.recover_locks(lane, number, &mut recovered.seq).is_none() {
             return Ok(false);
@@ -83,8 +92,11 @@ impl Session {
         let epoch = attachment.attached.server_epoch;
         if attachment.attached.clean_predecessor == Some(recovered.epoch) {
             self.unsynced.synced(None, self.unsynced.mark());
-        } else if recovered.epoch != epoch && self.restore_all(lane, &mut recovered.seq).is_none() {
-            return Ok(false);
+        } else if recovered.epoch != epoch {
+            self.unsynced.lose_one_sided();
+            if self.restore_all(lane, &mut recovered.seq).is_none() {
+                return Ok(false);
+            }
         }
         let request = Request::Recovered { unanswered: self.link.unanswered() };
         if lane.call_recovering(&self.link, &request, &mut recovered.seq).is_none() {

@@ -4,8 +4,8 @@
 //! it was taken. Upper layers may use what they have cached by a filekey or a slot as long as the open file has that filekey.
 
 use cuttlefs_common::ids::{FileKey, FileSlot, InodeNo};
-use cuttlefs_common::rpc::{OpenTicket, Opened, Reclaim, Rights};
-use parking_lot::Mutex;
+use cuttlefs_common::rpc::{OpenTicket, Opened, Reclaim, RegionKey, Rights};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,13 +14,28 @@ const NO_SLOT: u64 = u64::MAX;
 /// No server gives this key out.
 const NO_KEY: u64 = 0;
 
+/// What opened a file, and opens it again at the next server.
+#[derive(Clone, Copy, Debug)]
+enum OpenedBy {
+    /// A request for the whole file.
+    Ticket(OpenTicket),
+    /// A region key (`regions`).
+    Key(RegionKey),
+}
+
 /// One open of a file at the server. Shared by the handle, the closer and recovery.
 #[derive(Debug)]
 pub(crate) struct ServerOpen {
     number: u64,
     ino: InodeNo,
     rights: Rights,
-    ticket: OpenTicket,
+    by: OpenedBy,
+    /// The keys of its bound ranges, which a recovery binds again.
+    bound: Mutex<Vec<RegionKey>>,
+    /// Held by who opens it again by its key.
+    opening: Mutex<()>,
+    /// Its region key is worth nothing any more. Set once; relaxed, as a request finds out anyway.
+    has_ended: AtomicBool,
     /// Filekey and slot are written only by recovery, the filekey first, and read by every request, relaxed: a request with an old filekey fails at
     /// the server and is built again after recovery. A thread that sees a slot (acquire; written with release) sees the filekey that came with it, or
     /// a later one.
@@ -54,9 +69,47 @@ impl ServerOpen {
         self.ino
     }
 
-    /// The reclaim of this open at the next server.
-    pub(super) fn reclaim(&self) -> Reclaim {
-        Reclaim { ino: self.ino, rights: self.rights, ticket: Some(self.ticket) }
+    /// The reclaim of this open at the next server. `None`: it was opened by a region key, and is opened again by that.
+    pub(super) fn reclaim(&self) -> Option<Reclaim> {
+        match self.by {
+            OpenedBy::Ticket(ticket) => {
+                Some(Reclaim { ino: self.ino, rights: self.rights, ticket: Some(ticket) })
+            }
+            OpenedBy::Key(_) => None,
+        }
+    }
+
+    /// The region key that it was opened by.
+    pub(crate) fn region_key(&self) -> Option<&RegionKey> {
+        match &self.by {
+            OpenedBy::Key(key) => Some(key),
+            OpenedBy::Ticket(_) => None,
+        }
+    }
+
+    /// Whether it names no file at the server now.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.bound_key() == FileKey(NO_KEY)
+    }
+
+    /// The keys of its bound ranges.
+    pub(crate) fn bound(&self) -> MutexGuard<'_, Vec<RegionKey>> {
+        self.bound.lock()
+    }
+
+    /// Held while it is opened again.
+    pub(super) fn opening(&self) -> MutexGuard<'_, ()> {
+        self.opening.lock()
+    }
+
+    /// The region key that it was opened by is worth nothing any more.
+    pub(crate) fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+        self.rebind(None);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
     }
 
     /// Its filekey in the current session. If it is fenced, a key that names no file, so that requests that are sent again fail, too.
@@ -123,19 +176,33 @@ impl Default for ServerOpens {
 impl ServerOpens {
     /// Adds a file that was just opened.
     pub(crate) fn add(&self, opened: &Opened, rights: Rights) -> Arc<ServerOpen> {
+        self.add_by(opened, rights, OpenedBy::Ticket(opened.ticket))
+    }
+
+    /// Adds a part of a file that was just opened by a region key.
+    pub(crate) fn add_region(&self, opened: &Opened, key: RegionKey) -> Arc<ServerOpen> {
+        self.add_by(opened, key.rights, OpenedBy::Key(key))
+    }
+
+    fn add_by(&self, opened: &Opened, rights: Rights, by: OpenedBy) -> Arc<ServerOpen> {
         let open = Arc::new(ServerOpen {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             ino: opened.attr.ino,
             rights,
-            ticket: opened.ticket,
+            by,
+            bound: Mutex::default(),
+            opening: Mutex::default(),
+            has_ended: AtomicBool::new(false),
             filekey: AtomicU64::new(NO_KEY),
             slot: AtomicU64::new(NO_SLOT),
             is_closing: Mutex::new(false),
             fenced: AtomicBool::new(false),
         });
         open.rebind(Some(opened));
-        if rights.write {
-            self.written.lock().by_inode.insert(open.ino, open.reclaim());
+        if rights.write
+            && let Some(reclaim) = open.reclaim()
+        {
+            self.written.lock().by_inode.insert(open.ino, reclaim);
         }
         self.opens.lock().insert(open.number, open.clone());
         open

@@ -24,15 +24,23 @@ impl Session {
         answered_by: u64,
     ) -> Result<(), FsError> {
         self.sync_where_done(caller, file.ino(), ((), answered_by), || {
-            let mut lane = self.borrow_lane()?;
             let restore = |buffer: &DataBuffer| {
                 let what = in_message(Restored::Bytes { offset, bytes }, buffer);
                 Request::Restore { filekey: file.filekey(), change, what }
             };
-            let is_lost = lane.call(caller, restore, |reply, _| match reply {
-                Reply::Restored { lost } => Ok(lost),
-                _ => Err(FsError::Server(Status::Malformed)),
-            })?;
+            let (lane, is_lost) = loop {
+                self.open_again(caller, file)?;
+                let mut lane = self.borrow_lane()?;
+                let restored = lane.call(caller, restore, |reply, _| match reply {
+                    Reply::Restored { lost } => Ok(lost),
+                    _ => Err(FsError::Server(Status::Malformed)),
+                });
+                match restored {
+                    // Another recovery came between.
+                    Err(FsError::Server(Status::Stale)) if file.region_key().is_some() && file.is_lost() => {}
+                    restored => break (lane, restored?),
+                }
+            };
             if is_lost { Err(FsError::Server(Status::Io)) } else { Ok(((), lane.session_number())) }
         })
     }

@@ -39,7 +39,7 @@ pub(super) fn run(session: &Session) {
     while !session.is_shut_down() {
         panic_ends::plant("syncer");
         let is_due = unsynced.wait_until_due(syncs_succeed, next.saturating_duration_since(Instant::now()));
-        if unsynced.is_empty() {
+        if unsynced.owes_nothing() {
             next = Instant::now() + SYNC_PERIOD;
             continue;
         }

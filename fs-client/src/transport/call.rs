@@ -53,7 +53,7 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
     ) -> Result<T, FsError> {
         let link = self.session.link();
         let buffer = self.data();
-        // Dropped after `_asking`: no recovery may run between an answer that opens a file and the moment at which the file is noted.
+        // Dropped after `_asking`: no recovery may run between an answer that opens a file or binds a range and the moment at which that is noted.
         let mut _in_session = None;
         let _asking = link.note_asking(self.lane.slot, self.lane.seq);
         let mut was_sent = false;
@@ -80,10 +80,10 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
                     link.pause(BACKOFF_FIRST);
                 }
                 Ok(Ok(header)) => {
-                    if request.opens().is_some() {
+                    if holds_session(&request) {
                         _in_session = self.session.hold(self.session_number());
                         if _in_session.is_none() {
-                            // The answer came late, and names a file of a session that is over. In the next session the answer is another one, which
+                            // The answer came late, and names what is of a session that is over. In the next session the answer is another one, which
                             // recovery has asked for.
                             self.lane.disconnect();
                             continue;
@@ -125,4 +125,9 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
     pub(crate) fn data(&self) -> DataBuffer {
         self.lane.data()
     }
+}
+
+/// Whether what the answer tells is of its session only: it must be noted before a recovery of the next one.
+fn holds_session(request: &Request<'_>) -> bool {
+    request.opens().is_some() || matches!(request, Request::Bind { .. } | Request::OpenRegion { .. })
 }

@@ -29,7 +29,7 @@ mod lane;
 mod lanes;
 mod link;
 mod one_sided;
-mod read_lane;
+mod one_sided_lane;
 
 pub(crate) use attach::{Attach, RemoteWindows, Told};
 pub use away::Away;
@@ -40,5 +40,5 @@ pub use error::FsError;
 pub(crate) use lane::DATA_LEN;
 pub(crate) use lane::{LANE_BYTES, Lane, MAX_RUNS, PROOFS_LEN};
 pub(crate) use link::Link;
-pub(crate) use one_sided::{Landing, Piece};
-pub(crate) use read_lane::{PostedRead, READS_MAX, ReadEnd, ReadLane};
+pub(crate) use one_sided::{Change, Changed, Landing, Piece};
+pub(crate) use one_sided_lane::{OneSidedLane, POSTS_MAX, PostEnd, Posted, Verb};

@@ -1,7 +1,9 @@
-//! One-sided reads, and one-sided writes for comparison.
+//! One-sided reads and changes over a borrowed lane, and one-sided writes for comparison.
 
+use super::exchange::Broken;
 use super::lane::{DATA_LEN, DATA_OFFSET, MAX_RUNS, PROOFS_OFFSET};
 use super::{Attach, FsError, LaneGuard};
+use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rdma::{Completion, CompletionKind, Remote, SendOp, SendWr, WcStatus, WrId};
 
 /// The place in a lane's memory where the bytes of a READ land.
@@ -22,6 +24,37 @@ pub(crate) struct Piece {
     pub(crate) len: usize,
     /// The destination.
     pub(crate) to: Landing,
+}
+
+/// A change of a file by one verb.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change<'b> {
+    /// Overwrites bytes, at most `MAX_TRANSFER_BYTES`.
+    Write { offset: u64, bytes: &'b [u8] },
+    /// Places bytes at the end, at most `MAX_TRANSFER_BYTES`.
+    Append { bytes: &'b [u8] },
+    /// A compare-swap of an aligned word.
+    CompareSwap { offset: u64, expect: u64, swap: u64 },
+    /// A fetch-add of an aligned word.
+    FetchAdd { offset: u64, add: u64 },
+}
+
+/// What came of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// It is done: the old word of an atomic, or where an APPEND's bytes are.
+    Done(u64),
+    /// The target has refused it: nothing was done.
+    Refused,
+    /// The lane is in another session: nothing was done.
+    Unsent,
+    /// The connection broke: it may be done.
+    Unknown,
+}
+
+/// Whether the target has refused the request before it changed anything.
+pub(super) fn is_refusal(status: WcStatus) -> bool {
+    matches!(status, WcStatus::RemoteAccess | WcStatus::RemoteInvalid)
 }
 
 impl<S: Attach> LaneGuard<'_, S> {
@@ -84,6 +117,61 @@ impl<S: Attach> LaneGuard<'_, S> {
         let local = self.lane.region.sge(DATA_OFFSET as u64, bytes.len() as u32);
         let wr = SendWr { wr_id: WrId(0), op: SendOp::Write(remote), local, signaled: true };
         Ok(self.execute(&[wr], CompletionKind::Write, |_| Some(())).is_some())
+    }
+
+    /// Connects if needed, and changes a file that is open by `filekey` in the session `session`.
+    ///
+    /// # Errors
+    /// `ShutDown`; `Interrupted` before anything was sent.
+    pub(crate) fn change(
+        &mut self,
+        session: u64,
+        filekey: FileKey,
+        change: Change<'_>,
+    ) -> Result<Changed, FsError> {
+        self.lane.ensure(self.session, true)?;
+        if !self.is_attached_to(session) {
+            return Ok(Changed::Unsent);
+        }
+        let (memory, sge) =
+            (self.lane.region.memory(), |at: usize, len: usize| self.lane.region.sge(at as u64, len as u32));
+        let value = sge(PROOFS_OFFSET, 8);
+        let remote = |offset| Remote::File { filekey, offset };
+        let (op, local) = match change {
+            Change::Write { offset, bytes } => {
+                memory.write(DATA_OFFSET, bytes);
+                (SendOp::Write(remote(offset)), sge(DATA_OFFSET, bytes.len()))
+            }
+            Change::Append { bytes } => {
+                memory.write(DATA_OFFSET, bytes);
+                (SendOp::Append { filekey, placed: value }, sge(DATA_OFFSET, bytes.len()))
+            }
+            Change::CompareSwap { offset, expect, swap } => {
+                (SendOp::CompareSwap { remote: remote(offset), expect, swap }, value)
+            }
+            Change::FetchAdd { offset, add } => (SendOp::FetchAdd { remote: remote(offset), add }, value),
+        };
+        let kind = op.kind();
+        if self.lane.post(&[SendWr { wr_id: WrId(0), op, local, signaled: true }]).is_err() {
+            self.lane.disconnect();
+            return Ok(Changed::Unknown);
+        }
+        let link = self.session.link();
+        let ended = loop {
+            match self.lane.next_completion(link) {
+                Ok(completion) if completion.kind == kind => break completion.status,
+                Ok(completion) if self.lane.pass_over(&completion).is_ok() => {}
+                Err(Broken::ShutDown) => return Err(FsError::ShutDown),
+                _ => break WcStatus::Disconnected,
+            }
+        };
+        if ended == WcStatus::Success {
+            let mut bytes = [0; 8];
+            self.lane.region.memory().read(PROOFS_OFFSET, &mut bytes);
+            return Ok(Changed::Done(u64::from_le_bytes(bytes)));
+        }
+        self.lane.disconnect();
+        Ok(if is_refusal(ended) { Changed::Refused } else { Changed::Unknown })
     }
 
     /// Posts requests of one kind, hands each completion to `take`, and waits until all are done.

@@ -87,6 +87,13 @@ impl Site {
         child.wait().expect("wait");
     }
 
+    /// Has the server stand still: it answers nothing until it is killed.
+    pub fn freeze(&self) {
+        let child = self.child.as_ref().expect("it runs");
+        rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::STOP)
+            .expect("stopped");
+    }
+
     /// Stops the server, which writes everything back.
     pub fn stop(&mut self) {
         let mut child = self.child.take().expect("it runs");

@@ -2,10 +2,11 @@
 //!
 //! # How it works
 //! * **Reads over `shm`** are copies out of the server's frames into the buffer. They are done when `post` returns.
-//! * **Reads over `tcp` and `unix`** are READs of a connection of the queue's own ([`ReadLane`]), which has no slot: those of one post go out with one
+//! * **Reads over `tcp` and `unix`** are READs of a connection of the queue's own ([`OneSidedLane`]), which has no slot: those of one post go out with one
 //!   doorbell, land in the buffer, and cost no thread. `poll` looks for their ends, and at their pages: a page that is the magic pattern is on SSD.
-//! * **Everything else** is a request to the server, in one of the session's threads: pages on SSD (one fetch for all missing pages of a read), writes,
-//!   appends, syncs, and reads over a link whose tables are READ.
+//! * **Writes, appends and atomics under a write grant** go over the same connection, out of the buffer (`changes`).
+//! * **Everything else** is a request to the server, in one of the session's threads: pages on SSD (one fetch for all missing pages of a read), writes
+//!   and appends without a grant, syncs, and reads over a link whose tables are READ.
 //!
 //! Requests of a queue are done in any order. A sync waits for the writes to its file that were posted before it, and for nothing else.
 //!
@@ -14,8 +15,9 @@
 //! descriptor is readable whenever something can be polled; it can be readable for nothing.
 //!
 //! # Bounds
-//! A queue has at most its depth of requests between post and poll; [`DEPTH_MAX`] is as many READs as one connection has under way.
+//! A queue has at most its depth of requests between post and poll; [`DEPTH_MAX`] is no more than the posts that one connection has under way.
 
+mod changes;
 mod inbox;
 mod reads;
 mod request;
@@ -24,11 +26,11 @@ pub use request::{Completion, Done, Post};
 
 use super::session::Opened;
 use super::{Buffer, File, InodeNo, NativeError, Session};
-use crate::file::volume::{Volume, WriteHow};
-use crate::transport::{PostedRead, READS_MAX, ReadLane, interrupt};
+use crate::transport::{Change, OneSidedLane, POSTS_MAX, PostEnd, Posted, interrupt};
+use changes::{ChangeUnderWay, What};
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use inbox::{Ended, Inbox};
-use reads::{Range, UnderWay};
+use reads::{Range, ReadUnderWay};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,12 +39,18 @@ use std::time::{Duration, Instant};
 
 /// The most requests of a queue.
 pub const DEPTH_MAX: usize = 128;
-const _: () = assert!(DEPTH_MAX <= READS_MAX);
+const _: () = assert!(DEPTH_MAX <= POSTS_MAX);
 /// The most bytes of a request.
 pub(super) const BYTES_MAX: usize = MAX_TRANSFER_BYTES as usize;
 /// The runs of a READ's name: the low bits, behind the number of its request.
 const RUN_BITS: u32 = 8;
-const _: () = assert!(READS_MAX <= 1 << RUN_BITS);
+const _: () = assert!(POSTS_MAX <= 1 << RUN_BITS);
+
+/// A request whose verbs are under way.
+enum UnderWay {
+    Read(ReadUnderWay),
+    Change(ChangeUnderWay),
+}
 
 /// A sync that waits for writes.
 struct WaitingSync {
@@ -52,8 +60,8 @@ struct WaitingSync {
 
 /// A queue; see the module. One thread at a time uses it.
 pub struct Queue {
-    // First, so that no READ lands in a buffer that is gone.
-    lane: Option<ReadLane>,
+    // First, so that no verb uses a buffer that is gone.
+    lane: Option<OneSidedLane>,
     under_way: BTreeMap<u64, UnderWay>,
     /// The tokens of requests that are not polled yet, but for those in `ready`.
     tokens: BTreeMap<u64, u64>,
@@ -87,7 +95,7 @@ impl Queue {
             return Err(NativeError::Depth { max: DEPTH_MAX });
         }
         let inner = session.volume().session();
-        let lane = inner.target_translates().then(|| ReadLane::new(inner.link())).transpose()?;
+        let lane = inner.target_translates().then(|| OneSidedLane::new(inner.link())).transpose()?;
         let inbox = Arc::new(Inbox::new()?);
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let watch = |fd: BorrowedFd<'_>| {
@@ -124,24 +132,24 @@ impl Queue {
         self.events.as_fd()
     }
 
-    /// Posts requests, each with a token that comes back with its end. READs among them go out together. If one of them can never be done, none is
+    /// Posts requests, each with a token that comes back with its end. One-sided verbs among them go out together. If one of them can never be done, none is
     /// posted.
     ///
     /// # Errors
-    /// `QueueFull`, `PastBuffer`, `TooLong`, `NotOpenFor`.
+    /// `QueueFull`, `PastBuffer`, `TooLong`, `NotOpenFor`, `OutsideRegion`; of atomics `Unaligned`, `Unsupported`.
     pub fn post(&mut self, requests: &[(u64, Post<'_>)]) -> Result<(), NativeError> {
         if requests.len() > self.depth - self.outstanding() {
             return Err(NativeError::QueueFull { depth: self.depth });
         }
         requests.iter().try_for_each(|(_, request)| request.check())?;
-        let mut reads = Vec::new();
+        let mut posts = Vec::new();
         for (token, request) in requests {
             self.next += 1;
             self.tokens.insert(self.next, *token);
-            self.begin(self.next, request, &mut reads);
+            self.begin(self.next, request, &mut posts);
         }
-        if !reads.is_empty() && self.lane.as_mut().is_some_and(|lane| !lane.post(&reads)) {
-            self.read_by_requests();
+        if !posts.is_empty() && self.lane.as_mut().is_some_and(|lane| !lane.post(&posts)) {
+            self.broken(false);
         }
         self.arm();
         Ok(())
@@ -188,6 +196,34 @@ impl Queue {
         self.post(&[(token, Post::Append { file, buffer, at, len })])
     }
 
+    /// Posts a compare-swap; see [`Post::CompareSwap`].
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    pub fn post_compare_swap(
+        &mut self,
+        token: u64,
+        file: &File,
+        offset: u64,
+        (expect, swap): (u64, u64),
+    ) -> Result<(), NativeError> {
+        self.post(&[(token, Post::CompareSwap { file, offset, expect, swap })])
+    }
+
+    /// Posts a fetch-add; see [`Post::FetchAdd`].
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    pub fn post_fetch_add(
+        &mut self,
+        token: u64,
+        file: &File,
+        offset: u64,
+        add: u64,
+    ) -> Result<(), NativeError> {
+        self.post(&[(token, Post::FetchAdd { file, offset, add })])
+    }
+
     /// Posts a sync; see [`Post::Sync`].
     ///
     /// # Errors
@@ -222,39 +258,26 @@ impl Queue {
         }
     }
 
-    fn begin(&mut self, number: u64, request: &Post<'_>, reads: &mut Vec<PostedRead>) {
+    fn begin(&mut self, number: u64, request: &Post<'_>, posts: &mut Vec<Posted>) {
         let range = |buffer: &Buffer, at, len| Range { buffer: buffer.clone(), at, len };
-        match *request {
+        let (file, what) = match *request {
             Post::Read { file, offset, buffer, at, len } => {
-                self.begin_read(number, file, offset, range(buffer, at, len), reads);
-            }
-            Post::Write { file, offset, buffer, at, len } => {
-                self.begin_write(number, file, offset, range(buffer, at, len), false);
-            }
-            Post::Append { file, buffer, at, len } => {
-                self.begin_write(number, file, 0, range(buffer, at, len), true);
+                return self.begin_read(number, file, offset, range(buffer, at, len), posts);
             }
             Post::Sync { file } => {
                 self.syncs.push(WaitingSync { number, file: file.opened().clone() });
-                self.begin_syncs();
+                return self.begin_syncs();
             }
-        }
-    }
-
-    fn begin_write(&mut self, number: u64, file: &File, offset: u64, range: Range, append: bool) {
-        self.writes.insert((file.ino(), number));
-        let (caller, sync) = (self.session.caller(), file.is_sync());
-        let file = file.opened().clone();
-        self.spawn(number, move || {
-            let mut bytes = vec![0; range.len];
-            range.buffer.read(range.at, &mut bytes)?;
-            let how = WriteHow { append, sync };
-            let (first, mut done) = file.write(&caller, offset, &bytes, how)?;
-            while done < bytes.len() {
-                done += file.write(&caller, first + done as u64, &bytes[done..], how)?.1;
+            Post::Write { file, offset, buffer, at, len } => {
+                (file, What::Write(offset, range(buffer, at, len)))
             }
-            Ok(Done::Written { offset: first, len: done })
-        });
+            Post::Append { file, buffer, at, len } => (file, What::Append(range(buffer, at, len))),
+            Post::CompareSwap { file, offset, expect, swap } => {
+                (file, What::Word(Change::CompareSwap { offset, expect, swap }))
+            }
+            Post::FetchAdd { file, offset, add } => (file, What::Word(Change::FetchAdd { offset, add })),
+        };
+        self.begin_change(number, file, what, posts);
     }
 
     /// Begins the syncs that have no write to wait for.
@@ -267,7 +290,7 @@ impl Queue {
             }
             let caller = self.session.caller();
             self.spawn(sync.number, move || {
-                sync.file.volume().fsync(&caller, sync.file.handle, false)?;
+                sync.file.sync(&caller)?;
                 Ok(Done::Synced)
             });
         }
@@ -289,6 +312,44 @@ impl Queue {
         if let Some(token) = self.tokens.remove(&number) {
             self.ready.push_back(Completion { token, result });
         }
+        // Of a request that changes nothing, nothing is there.
+        self.writes.retain(|(_, write)| *write != number);
+    }
+
+    /// Takes the end of a post, or of all of them.
+    fn post_ended(&mut self, end: PostEnd) {
+        match end {
+            PostEnd::Done { id, len, value } => {
+                let number = id >> RUN_BITS;
+                if let Some(UnderWay::Read(_)) = self.under_way.get(&number) {
+                    return self.came(number, id & ((1 << RUN_BITS) - 1), len);
+                }
+                if let Some(UnderWay::Change(change)) = self.under_way.remove(&number) {
+                    self.changed(number, &change, value);
+                }
+            }
+            PostEnd::Refused { id } => {
+                let number = id >> RUN_BITS;
+                match self.under_way.remove(&number) {
+                    Some(UnderWay::Change(change)) => self.change_refused(number, change),
+                    Some(UnderWay::Read(read)) => {
+                        self.read_by_request(number, read.file, read.offset, read.range);
+                    }
+                    None => {}
+                }
+            }
+            PostEnd::Broken { is_undone } => self.broken(is_undone),
+        }
+    }
+
+    /// The lane's connection broke: threads do what was under way by requests, and find out why.
+    fn broken(&mut self, is_undone: bool) {
+        for (number, under_way) in std::mem::take(&mut self.under_way) {
+            match under_way {
+                UnderWay::Read(read) => self.read_by_request(number, read.file, read.offset, read.range),
+                UnderWay::Change(change) => self.change_broken(number, change, is_undone),
+            }
+        }
     }
 
     /// Takes everything that has ended.
@@ -296,19 +357,18 @@ impl Queue {
         loop {
             for Ended { number, result } in self.inbox.take() {
                 self.end(number, result);
-                // Of a request that is no write nothing is there.
-                self.writes.retain(|(_, write)| *write != number);
+            }
+            let mut ends = Vec::new();
+            if let Some(lane) = &mut self.lane {
+                lane.poll(|end| ends.push(end));
+            }
+            for end in ends {
+                self.post_ended(end);
             }
             if !self.syncs.is_empty() {
                 self.begin_syncs();
             }
-            let Some(lane) = &mut self.lane else { return };
-            let mut ends = Vec::new();
-            lane.poll(|end| ends.push(end));
-            for end in ends {
-                self.read_ended(end);
-            }
-            if self.lane.as_ref().is_none_or(ReadLane::arm) {
+            if self.lane.as_ref().is_none_or(OneSidedLane::arm) {
                 return;
             }
         }

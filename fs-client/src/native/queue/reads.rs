@@ -1,10 +1,10 @@
 //! The reads of a queue: out of mapped frames, by READs, or by requests.
 
-use super::{Done, Queue, RUN_BITS};
+use super::{Done, Queue, RUN_BITS, UnderWay};
 use crate::native::session::Opened;
 use crate::native::{Buffer, File};
 use crate::read::{Part, PlannedRead};
-use crate::transport::{PostedRead, ReadEnd};
+use crate::transport::{Posted, Verb};
 use cuttlefs_common::region::{PageSet, divide};
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ pub(super) struct Range {
 }
 
 /// A read whose READs are under way.
-pub(super) struct UnderWay {
-    file: Arc<Opened>,
-    offset: u64,
-    range: Range,
+pub(super) struct ReadUnderWay {
+    pub(super) file: Arc<Opened>,
+    pub(super) offset: u64,
+    pub(super) range: Range,
     planned: PlannedRead,
     runs_left: usize,
 }
 
 impl Queue {
-    /// Begins a read. If it goes by READs, they are added to `reads`.
+    /// Begins a read. If it goes by READs, they are added to `posts`.
     pub(super) fn begin_read(
         &mut self,
         number: u64,
         file: &File,
         offset: u64,
         range: Range,
-        reads: &mut Vec<PostedRead>,
+        posts: &mut Vec<Posted>,
     ) {
         let volume = self.session.volume().clone();
         let mut part = Part { memory: range.buffer.memory(), start: range.at, len: range.len };
@@ -42,37 +42,31 @@ impl Queue {
         if let Some(lane) = &mut self.lane
             && let Some((planned, session)) = volume.plan_read(file.state(), offset, range.len)
             && lane.is_ready(&**volume.session(), session)
-            && planned.runs().len() <= lane.room().saturating_sub(reads.len())
+            && planned.runs().len() <= lane.room().saturating_sub(posts.len())
         {
-            reads.extend((0..).zip(planned.runs()).map(|(run, &(start, len))| PostedRead {
-                id: number << RUN_BITS | run,
-                remote: planned.remote(start),
-                local: range.buffer.sge(range.at + start, len),
+            posts.extend((0..).zip(planned.runs()).map(|(run, &(start, len))| {
+                let local = range.buffer.sge(range.at + start, len);
+                let verb = Verb::Read { remote: planned.remote(start), local };
+                Posted { id: number << RUN_BITS | run, verb }
             }));
             let runs_left = planned.runs().len();
             let file = file.opened().clone();
-            self.under_way.insert(number, UnderWay { file, offset, range, planned, runs_left });
+            let read = ReadUnderWay { file, offset, range, planned, runs_left };
+            self.under_way.insert(number, UnderWay::Read(read));
             return;
         }
         self.read_by_request(number, file.opened().clone(), offset, range);
     }
 
     /// Has a thread read all of it.
-    fn read_by_request(&mut self, number: u64, file: Arc<Opened>, offset: u64, range: Range) {
+    pub(super) fn read_by_request(&mut self, number: u64, file: Arc<Opened>, offset: u64, range: Range) {
         let caller = self.session.caller();
         self.spawn(number, move || {
             let mut bytes = vec![0; range.len];
-            let got = file.volume().read_into(&caller, &file.state, offset, &mut bytes)?;
+            let got = file.read_into(&caller, offset, &mut bytes)?;
             range.buffer.write(range.at, &bytes[..got])?;
             Ok(Done::Read(got))
         });
-    }
-
-    /// The lane's connection broke: threads ask for what was under way, and find out why.
-    pub(super) fn read_by_requests(&mut self) {
-        for (number, read) in std::mem::take(&mut self.under_way) {
-            self.read_by_request(number, read.file, read.offset, read.range);
-        }
     }
 
     /// Has a thread fetch the missing pages of a read; the others are in the buffer.
@@ -86,7 +80,8 @@ impl Queue {
         let caller = self.session.caller();
         self.spawn(number, move || {
             let mut bytes = vec![0; valid_len];
-            let got = file.volume().fetch_into(&caller, &file.state, offset, &missing, &mut bytes)?;
+            let got = file.volume().fetch_into(&caller, &file.state, offset, &missing, &mut bytes);
+            let got = got.map_err(|error| file.explained(error))?;
             for (index, part) in divide(offset, got).enumerate() {
                 if missing.contains(index) {
                     let at = part.offset_in_request;
@@ -97,28 +92,22 @@ impl Queue {
         });
     }
 
-    /// Takes the end of a READ, or of all of them.
-    pub(super) fn read_ended(&mut self, end: ReadEnd) {
-        match end {
-            ReadEnd::Came { id, len } => self.came(id >> RUN_BITS, id & ((1 << RUN_BITS) - 1), len),
-            ReadEnd::Broken => self.read_by_requests(),
+    /// A run of a read has come.
+    pub(super) fn came(&mut self, number: u64, run: u64, len: usize) {
+        let Some(UnderWay::Read(read)) = self.under_way.get_mut(&number) else { return };
+        let is_sound = read.planned.came(run as usize, len);
+        if is_sound {
+            read.runs_left -= 1;
+            if read.runs_left > 0 {
+                return;
+            }
         }
-    }
-
-    fn came(&mut self, number: u64, run: u64, len: usize) {
-        let Some(read) = self.under_way.get_mut(&number) else { return };
-        if !read.planned.came(run as usize, len) {
+        let Some(UnderWay::Read(read)) = self.under_way.remove(&number) else { return };
+        let ReadUnderWay { file, offset, range, planned, .. } = read;
+        if !is_sound {
             tracing::error!("the server's RNIC sent more than was asked for");
-            let Some(read) = self.under_way.remove(&number) else { return };
-            return self.read_by_request(number, read.file, read.offset, read.range);
+            return self.read_by_request(number, file, offset, range);
         }
-        read.runs_left -= 1;
-        if read.runs_left > 0 {
-            return;
-        }
-        let Some(UnderWay { file, offset, range, planned, .. }) = self.under_way.remove(&number) else {
-            return;
-        };
         let look = |at: usize, out: &mut [u8]| range.buffer.memory().read(range.at + at, out);
         let (valid_len, missing) = planned.finish(self.session.volume().reads(), look);
         if missing.is_empty() {

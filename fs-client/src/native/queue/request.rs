@@ -32,7 +32,7 @@ pub enum Post<'q> {
         /// The number of bytes, at most 1 MiB.
         len: usize,
     },
-    /// Writes a range of a buffer at the end of the file.
+    /// Writes a range of a buffer at the end of the file. Under a write grant, `MayBeDone` if the connection breaks.
     Append {
         /// The file, open for writing.
         file: &'q File,
@@ -42,6 +42,26 @@ pub enum Post<'q> {
         at: usize,
         /// The number of bytes, at most 1 MiB.
         len: usize,
+    },
+    /// As [`File::compare_swap`].
+    CompareSwap {
+        /// The file, open for writing, with a write grant.
+        file: &'q File,
+        /// The place of the word in the file, a multiple of 8.
+        offset: u64,
+        /// The word that must be there.
+        expect: u64,
+        /// The word to store.
+        swap: u64,
+    },
+    /// As [`File::fetch_add`].
+    FetchAdd {
+        /// The file, open for writing, with a write grant.
+        file: &'q File,
+        /// The place of the word in the file, a multiple of 8.
+        offset: u64,
+        /// What to add.
+        add: u64,
     },
     /// Makes durable what this queue's requests for the file that were posted before write, and everything that was written before.
     Sync {
@@ -53,10 +73,12 @@ pub enum Post<'q> {
 impl Post<'_> {
     /// Whether it can be done at all.
     pub(super) fn check(&self) -> Result<(), NativeError> {
-        let (file, buffer, at, len, is_write) = match *self {
-            Self::Read { file, buffer, at, len, .. } => (file, buffer, at, len, false),
-            Self::Write { file, buffer, at, len, .. } | Self::Append { file, buffer, at, len } => {
-                (file, buffer, at, len, true)
+        let (file, offset, buffer, at, len, is_write) = match *self {
+            Self::Read { file, offset, buffer, at, len } => (file, Some(offset), buffer, at, len, false),
+            Self::Write { file, offset, buffer, at, len } => (file, Some(offset), buffer, at, len, true),
+            Self::Append { file, buffer, at, len } => (file, None, buffer, at, len, true),
+            Self::CompareSwap { file, offset, .. } | Self::FetchAdd { file, offset, .. } => {
+                return file.check_atomic(offset);
             }
             Self::Sync { .. } => return Ok(()),
         };
@@ -64,7 +86,8 @@ impl Post<'_> {
             return Err(NativeError::TooLong { max: BYTES_MAX });
         }
         buffer.check(at, len)?;
-        file.check(is_write)
+        file.check(is_write)?;
+        offset.map_or(Ok(()), |offset| file.opened().check_range(offset, len))
     }
 }
 
@@ -80,6 +103,8 @@ pub enum Done {
         /// The number of bytes.
         len: usize,
     },
+    /// An atomic was done; this was there before. A compare-swap has swapped if it is what was expected.
+    Old(u64),
     /// It is durable.
     Synced,
 }

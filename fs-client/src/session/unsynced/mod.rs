@@ -23,6 +23,7 @@
 //! * Copies and room taken for copies are at most the bound; a larger change has all of it alone.
 
 mod kept;
+mod one_sided;
 mod room;
 
 use super::losses::Losses;
@@ -30,6 +31,8 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::Allocate;
 pub(super) use kept::in_message;
 use kept::{Kept, What};
+pub(crate) use one_sided::Life;
+use one_sided::OneSided;
 use parking_lot::{Condvar, Mutex};
 pub(crate) use room::Room;
 pub use room::{UNSYNCED_BYTES_LEAST, unsynced_bytes};
@@ -100,6 +103,7 @@ struct State {
     has_ended: bool,
     /// Sorted, so that recoveries restore in the same order each time.
     files: BTreeMap<InodeNo, FileWrites>,
+    one_sided: OneSided,
 }
 
 impl State {
@@ -240,6 +244,7 @@ impl Unsynced {
 
     /// A sync of a file, or of everything (`None`), that began at `mark` has succeeded.
     pub(crate) fn synced(&self, ino: Option<InodeNo>, mark: Mark) {
+        self.state.lock().one_sided.synced(ino, mark.0);
         self.take_before(ino, mark);
     }
 

@@ -1,0 +1,68 @@
+"""A Python program of the API: tests/c_program.rs runs it with the URL of a server, PYTHONPATH at the binding and CUTTLEFS_LIBRARY at the library."""
+
+import errno
+import os
+import select
+import sys
+
+import cuttlefs
+
+PAGE = 4096
+HAS_VERBS = not sys.argv[1].startswith("shm")
+
+
+def refused(number, work, *arguments):
+    try:
+        work(*arguments)
+    except OSError as error:
+        assert error.errno == number and str(error), error
+    else:
+        sys.exit(f"not refused: {work} {arguments}")
+
+
+refused(errno.EINVAL, cuttlefs.Session, "nowhere")
+with cuttlefs.Session(sys.argv[1], label="a Python program", threads=2) as session:
+    session.mkdir("python")
+    assert session.listdir("python") == []
+    file = session.open("python/file", os.O_RDWR | os.O_CREAT)
+    data = bytes(range(256)) * 64
+    file.write(0, data)
+    assert file.append(b"tail") == len(data) and file.read(len(data) - 2, 100) == data[-2:] + b"tail"
+    file.sync()
+    assert file.stat().size == session.stat("python/file").size == len(data) + 4
+    file.truncate(len(data))
+
+    other = cuttlefs.Session(sys.argv[1])
+    key = file.bind(0, PAGE, cuttlefs.READ | cuttlefs.WRITE)
+    part = other.redeem(key)
+    assert part.read(10, 20) == data[10:30]
+    refused(errno.ERANGE, part.read, PAGE, 1)
+    with part.grant(0, PAGE) as grant:
+        assert grant.stands() == HAS_VERBS
+        grant.renew()
+        part.write(0, bytes(8))
+        if HAS_VERBS:
+            assert (part.fetch_add(0, 3), part.compare_swap(0, 3, 2**64 - 1), part.fetch_add(0, 1)) == (0, 3, 2**64 - 1)
+        else:
+            refused(errno.EOPNOTSUPP, part.fetch_add, 0, 3)
+    file.unbind(key)
+    refused(errno.ESTALE, part.read, 0, 1)
+
+    queue, buffer = cuttlefs.Queue(session, 4), cuttlefs.Buffer(session, PAGE)
+    buffer.view[:6] = b"posted"
+    queue.write(1, file, 100, buffer, 0, 6)
+    queue.append(2, file, buffer, 0, 6)
+    queue.sync(3, file)
+    ends = []
+    while len(ends) < 3:
+        select.select([queue], [], [], 60)
+        ends += queue.wait()
+    assert sorted(ends) == [(1, 6, 100), (2, 6, len(data)), (3, 0, 0)], ends
+    queue.read(4, file, 98, buffer, 1000, 10)
+    assert queue.wait(60000) == [(4, 10, 0)] and buffer.view[1000:1010] == data[98:100] + b"posted" + data[106:108]
+    session.rename("python/file", "moved")
+    session.rmdir("python")
+    session.unlink("moved")
+    for handle in (queue, buffer, part, other, file):
+        handle.close()
+print("all of it")

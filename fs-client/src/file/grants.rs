@@ -1,0 +1,243 @@
+//! The write grants that an open file holds, as far as this side knows (docs/file-regions.md). The server has the last word: a change that is not granted any
+//! more is refused there, with nothing changed, and goes as a request.
+//!
+//! A grant is of a filekey. A recovery gives the open file another one, so its grants are *lost*, and asked for again by the next change. A grant that
+//! the server has taken back is *ended*, and stays so until its holder asks again.
+
+use cuttlefs_common::ids::FileKey;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It is asked for.
+    Wanted,
+    /// This filekey has it, as far as is known.
+    Given,
+    /// The server has taken it back.
+    Ended,
+    /// Its holder does not want it any more, and the server does not know yet.
+    Leaving,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    end: u64,
+    /// The filekey that it was given to.
+    by: FileKey,
+    phase: Phase,
+}
+
+impl Held {
+    fn stands(&self, key: FileKey) -> bool {
+        self.phase == Phase::Given && self.by == key
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By first byte. No two overlap.
+    held: BTreeMap<u64, Held>,
+    /// The file has at least this length, unless somebody has cut it, which ends the grants behind its new end.
+    known_len: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct HeldGrants {
+    state: Mutex<State>,
+    /// Held while a grant is given back, and while one is asked for: a return ends whatever has a byte of its range when it comes to the server.
+    returning: Mutex<()>,
+}
+
+/// Whether a range may be changed one-sidedly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permit {
+    /// It may, as far as is known.
+    Granted,
+    /// It is granted, but ends behind the known end of the file.
+    PastEnd,
+    /// It is not granted.
+    NotGranted,
+}
+
+impl State {
+    fn covers(&self, key: FileKey, offset: u64, end: u64) -> bool {
+        let mut at = offset;
+        while at < end {
+            match self.held.range(..=at).next_back() {
+                Some((_, held)) if at < held.end && held.stands(key) => at = held.end,
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
+impl HeldGrants {
+    /// Held while grants are given back or asked for.
+    pub(super) fn returning(&self) -> MutexGuard<'_, ()> {
+        self.returning.lock()
+    }
+
+    /// Notes that a grant is asked for. `false`: a held one has a part of the range.
+    pub(super) fn want(&self, offset: u64, end: u64) -> bool {
+        let mut state = self.state.lock();
+        if state.held.range(..end).next_back().is_some_and(|(_, held)| held.end > offset) {
+            return false;
+        }
+        state.held.insert(offset, Held { end, by: FileKey(0), phase: Phase::Wanted });
+        true
+    }
+
+    /// The server has given the grant that begins here to this filekey; the file has this length.
+    pub(super) fn given(&self, offset: u64, by: FileKey, len: u64) {
+        let mut state = self.state.lock();
+        state.known_len = len;
+        if let Some(held) = state.held.get_mut(&offset)
+            && held.phase != Phase::Leaving
+        {
+            (held.by, held.phase) = (by, Phase::Given);
+        }
+    }
+
+    /// The grant that begins here could not be had again.
+    pub(super) fn end(&self, offset: u64) {
+        if let Some(held) = self.state.lock().held.get_mut(&offset)
+            && held.phase != Phase::Leaving
+        {
+            held.phase = Phase::Ended;
+        }
+    }
+
+    /// The grant that begins here was not given.
+    pub(super) fn forget(&self, offset: u64) {
+        self.state.lock().held.remove(&offset);
+    }
+
+    /// The holder of the grant that begins here does not want it any more. Whether it must be given back.
+    pub(crate) fn leave(&self, offset: u64) -> bool {
+        let mut state = self.state.lock();
+        let held = state.held.get_mut(&offset).filter(|held| held.phase != Phase::Leaving);
+        held.map(|held| held.phase = Phase::Leaving).is_some()
+    }
+
+    /// The grants with a byte of a range that are to be given back, with their filekeys.
+    pub(super) fn leaving(&self, offset: u64, end: u64) -> Vec<(u64, u64, FileKey)> {
+        let state = self.state.lock();
+        let leaving = state.held.range(..end).filter(|(_, held)| held.phase == Phase::Leaving);
+        leaving
+            .filter(|(_, held)| held.end > offset)
+            .map(|(start, held)| (*start, held.end, held.by))
+            .collect()
+    }
+
+    /// Whether the grant that begins here stands, as far as is known.
+    pub(crate) fn stands(&self, offset: u64, key: FileKey) -> bool {
+        self.state.lock().held.get(&offset).is_some_and(|held| held.stands(key))
+    }
+
+    /// The grants that a recovery has lost.
+    pub(crate) fn lost(&self, key: FileKey) -> Vec<(u64, u64)> {
+        let state = self.state.lock();
+        let lost = state.held.iter().filter(|(_, held)| held.phase == Phase::Given && held.by != key);
+        lost.map(|(offset, held)| (*offset, held.end)).collect()
+    }
+
+    /// Whether this filekey may overwrite a range.
+    pub(crate) fn permits(&self, key: FileKey, offset: u64, end: u64) -> Permit {
+        let state = self.state.lock();
+        match state.covers(key, offset, end) {
+            false => Permit::NotGranted,
+            true if end > state.known_len => Permit::PastEnd,
+            true => Permit::Granted,
+        }
+    }
+
+    /// Whether this filekey may append: any grant permits that.
+    pub(crate) fn permit_appends(&self, key: FileKey) -> bool {
+        self.state.lock().held.values().any(|held| held.stands(key))
+    }
+
+    /// Whether nothing is held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.lock().held.is_empty()
+    }
+
+    /// The server has refused a change of this range by this filekey. One that a recovery has replaced by `now` is refused because it names nothing any
+    /// more: its grants are lost, and not ended.
+    pub(crate) fn refused(&self, key: FileKey, now: FileKey, offset: u64, end: u64) {
+        if key != now {
+            return;
+        }
+        let mut state = self.state.lock();
+        for (start, held) in state.held.range_mut(..end) {
+            if held.stands(key) && held.end > offset {
+                held.phase = Phase::Ended;
+                tracing::debug!(start, end = held.end, "a write grant has ended");
+            }
+        }
+    }
+
+    /// The file has at least this length.
+    pub(crate) fn note_len(&self, len: u64) {
+        let mut state = self.state.lock();
+        state.known_len = state.known_len.max(len);
+    }
+
+    /// This open file was given this length.
+    pub(crate) fn set_len(&self, len: u64) {
+        self.state.lock().known_len = len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: FileKey = FileKey(5);
+    const NEXT: FileKey = FileKey(6);
+
+    #[test]
+    fn neighbours_are_as_one_and_a_recovery_loses_all() {
+        let grants = HeldGrants::default();
+        assert!(grants.want(0, 100) && grants.want(100, 200) && grants.want(300, 400));
+        for (offset, end) in [(0, 1), (99, 101), (50, 350), (399, 500)] {
+            assert!(!grants.want(offset, end), "{offset} {end}");
+        }
+        assert_eq!(grants.permits(KEY, 0, 10), Permit::NotGranted, "not given yet");
+        assert_eq!(grants.lost(KEY), []);
+        [0, 100, 300].map(|offset| grants.given(offset, KEY, 150));
+        assert_eq!(grants.permits(KEY, 50, 150), Permit::Granted);
+        assert_eq!(grants.permits(KEY, 50, 151), Permit::PastEnd);
+        grants.note_len(400);
+        grants.note_len(350);
+        assert_eq!(grants.permits(KEY, 300, 400), Permit::Granted);
+        assert_eq!(grants.permits(KEY, 199, 301), Permit::NotGranted);
+        assert_eq!(grants.permits(NEXT, 0, 1), Permit::NotGranted);
+        assert!(grants.permit_appends(KEY) && !grants.permit_appends(NEXT));
+        grants.refused(KEY, NEXT, 0, 400);
+        assert_eq!(
+            grants.permits(KEY, 0, 101),
+            Permit::Granted,
+            "the filekey was refused, and not the grant"
+        );
+        grants.refused(KEY, KEY, 150, 160);
+        assert_eq!(grants.permits(KEY, 0, 101), Permit::NotGranted);
+        assert!(grants.stands(0, KEY) && !grants.stands(100, KEY) && grants.stands(300, KEY));
+        assert_eq!(grants.lost(NEXT), [(0, 100), (300, 400)]);
+        grants.given(0, NEXT, 400);
+        assert_eq!(grants.permits(NEXT, 0, 100), Permit::Granted);
+        // What is given back blocks its range until the server knows.
+        assert!(grants.leave(0) && !grants.leave(0) && !grants.leave(50));
+        assert_eq!(grants.permits(NEXT, 0, 100), Permit::NotGranted);
+        assert!(!grants.want(50, 60));
+        grants.given(0, NEXT, 400);
+        assert_eq!(grants.leaving(99, 400), [(0, 100, NEXT)]);
+        assert_eq!(grants.leaving(100, 400), []);
+        grants.forget(0);
+        assert!(grants.want(50, 60));
+        [50, 100, 300].map(|offset| grants.forget(offset));
+        assert!(grants.is_empty());
+    }
+}
