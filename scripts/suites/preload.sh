@@ -95,6 +95,36 @@ check "SQLite writes without it" bash -c "sqlite_make '$WORK/base'"
 check "SQLite reads the same" bash -c "diff <(sqlite_under '$WORK/base') <('$CUTTLEFS_BIN/cuttlefs' preload --report bash -c \"sqlite_under '$MNT/base'\" 2>'$WORK/report.log')"
 check "SQLite's reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 100
 
+# The same transactions and queries on a database in the mount, with and without it: the results are the same to the byte, and so are the files.
+database_load() { "$DATABASE_PYTHON" "$HERE/database_load.py" "$1" "$2"; }
+export -f database_load
+export HERE DATABASE_PYTHON=python3
+load_beside() {
+    local name=$1 kind=$2
+    database_load "$kind" "$MNT/$name.fuse" >"$WORK/$name.fuse" &&
+        under --report bash -c "database_load $kind '$MNT/$name.preload'" >"$WORK/$name.preload" 2>"$WORK/report.log" &&
+        diff <(grep -v ' a second' "$WORK/$name.fuse") <(grep -v ' a second' "$WORK/$name.preload")
+}
+rates() {
+    echo "$1 over $LINK by FUSE:    $(grep ' a second' "$WORK/$2.fuse")"
+    echo "$1 over $LINK by preload: $(grep ' a second' "$WORK/$2.preload"); $(taken "$WORK/report.log") reads taken"
+}
+check "SQLite does the same transactions and queries with and without it" load_beside load sqlite
+rates SQLite load
+check "its reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 100
+check "the database files are the same" cmp "$MNT/load.fuse" "$MNT/load.preload"
+# Debian's module is the system's Python's.
+for python in python3 /usr/bin/python3; do
+    "$python" -c "import plyvel" 2>/dev/null && LEVELS=$python && break
+done
+if [[ -n ${LEVELS:-} ]]; then
+    DATABASE_PYTHON=$LEVELS
+    check "LevelDB does the same puts and gets with and without it" load_beside levels leveldb
+    rates LevelDB levels
+else
+    echo "no LevelDB here: apt install python3-plyvel"
+fi
+
 git_make() {
     cd "$1" && git init -q repository && cd repository &&
         for number in $(seq 60); do head -c 40000 "$2" | tail -c $((number * 500)) | base64 >"file$number"; done &&
