@@ -151,6 +151,7 @@ zerocpu     240 quick
 mounts      240 quick
 inodes      240 quick
 preload     240 quick
+swap        300 quick once
 native      240 quick
 fio-verify  480 full
 soak        240 full

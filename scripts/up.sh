@@ -16,7 +16,7 @@ say "building; the first time takes minutes"
 set_features
 lacks=$(rdma_lacks)
 [[ -z $lacks ]] || say "without RDMA hardware; for rdma:// install $lacks, and run this again"
-cargo build --release --locked --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client -p cuttlefs-preload ${FEATURES[@]+"${FEATURES[@]}"}
+cargo build --release --locked --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client -p cuttlefs-preload -p cuttlefs-swapped ${FEATURES[@]+"${FEATURES[@]}"}
 say "the programs are in $CUTTLEFS_BIN; to have them in PATH: export PATH=\$PATH:$CUTTLEFS_BIN"
 # Makes the mount point without looking into one that hangs, which mkdir(1) would do.
 exec "$CUTTLEFS_BIN/cuttlefs" up "$mount_point" "$@" --foreground

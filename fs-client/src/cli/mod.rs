@@ -4,6 +4,7 @@
 //! * `mount`, `umount`: a mount of a server that runs somewhere.
 //! * `status`: a server's figures.
 //! * `preload`: a program that reads files of mounts past FUSE.
+//! * `swap`: a program whose memory beyond a limit lies at a memory node.
 //! * `bench`: the speed of a mount; another program measures it (`bench`).
 //!
 //! Long-running commands run in the foreground; without `--foreground` the command starts itself once more, detached,
@@ -33,6 +34,7 @@ mod run_state;
 mod server_process;
 mod status;
 mod summary;
+mod swap;
 mod unmount;
 mod up;
 mod written;
@@ -86,6 +88,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Run a program that reads files of mounts past FUSE
     Preload(preload::PreloadArgs),
+    /// Run a program whose memory beyond a limit lies at a memory node
+    Swap(swap::SwapArgs),
     /// Measure how fast a mount is
     #[command(disable_help_flag = true)]
     Bench(bench::BenchArgs),
@@ -111,6 +115,10 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         Command::Status(args) => status::run(backend, &args),
         // Its exit code is the program's.
         Command::Preload(args) => match preload::run(args) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Swap(args) => match swap::run(args) {
             Ok(code) => return code,
             Err(error) => Err(error),
         },

@@ -75,7 +75,8 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(status))
 }
 
-fn not_started(error: std::io::Error, name: &OsStr) -> anyhow::Error {
+/// Why a program did not start.
+pub(super) fn not_started(error: std::io::Error, name: &OsStr) -> anyhow::Error {
     let text = format!("cannot run {}", name.display());
     match error.kind() {
         ErrorKind::NotFound => anyhow::anyhow!("{text}: there is no such program"),
@@ -84,12 +85,13 @@ fn not_started(error: std::io::Error, name: &OsStr) -> anyhow::Error {
 }
 
 /// The program's own exit code.
-fn exit_code(status: ExitStatus) -> ExitCode {
+pub(super) fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| SIGNALLED + signal));
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-fn before_others(library: &Path) -> OsString {
+/// The library, and those that the loader is told of already.
+pub(super) fn before_others(library: &Path) -> OsString {
     let mut all = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os(PRELOAD).filter(|others| !others.is_empty()) {
         all.push(":");

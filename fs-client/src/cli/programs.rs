@@ -35,15 +35,23 @@ pub fn bench() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// It is not beside this program.
 pub fn preload_library() -> anyhow::Result<PathBuf> {
-    let name = "libcuttlefs_preload.so";
+    library("libcuttlefs_preload.so", "cuttlefs-preload")
+}
+
+/// The library that `cuttlefs swap` loads into programs.
+///
+/// # Errors
+/// It is not beside this program.
+pub fn swap_library() -> anyhow::Result<PathBuf> {
+    library("libcuttlefs_swapped.so", "cuttlefs-swapped")
+}
+
+fn library(name: &str, package: &str) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let library = own.with_file_name(name);
     // Not by name alone: the loader would look for it elsewhere, and only warn if it finds none.
     if !library.exists() {
-        anyhow::bail!(
-            "{name} is not beside {}; build it: cargo build --release -p cuttlefs-preload",
-            own.display()
-        );
+        anyhow::bail!("{name} is not beside {}; build it: cargo build --release -p {package}", own.display());
     }
     Ok(library)
 }

@@ -60,25 +60,25 @@ impl MachineMemory {
     ///
     /// # Errors
     /// If `memory` is more than the memory that this process may have.
-    pub(super) fn admit(&self, memory: u64) -> anyhow::Result<Option<String>> {
+    pub(super) fn admit(&self, option: &str, memory: u64) -> anyhow::Result<Option<String>> {
         let Some(Bound { bytes, whose }) = &self.bound else { return Ok(None) };
         let asked = ByteSize(memory);
         ensure!(
             memory <= *bytes,
-            "--memory {asked} is more than there is: {whose} {}; give less, such as {}",
+            "{option} {asked} is more than there is: {whose} {}; give less, such as {}",
             ByteSize(*bytes),
             ByteSize((bytes / 2).next_multiple_of(1 << 20))
         );
         if memory > bytes - bytes / LEFT_SHARE {
             return Ok(Some(format!(
-                "--memory {asked} is nearly all there is ({whose} {}); the kernel may end the server when it is used",
+                "{option} {asked} is nearly all there is ({whose} {}); the kernel may end the server when it is used",
                 ByteSize(*bytes)
             )));
         }
         let lacking = self.available.filter(|available| memory > *available);
         Ok(lacking.map(|available| {
             format!(
-                "--memory {asked} is more than is free now ({}); other programs have the rest",
+                "{option} {asked} is more than is free now ({}); other programs have the rest",
                 ByteSize(available)
             )
         }))
@@ -108,25 +108,27 @@ mod tests {
     #[test]
     fn more_than_there_is_is_refused() {
         let plain = machine(&[("system.slice/", "max\n")]);
-        let refused = plain.admit(9 * GIB).expect_err("too much").to_string();
+        let refused = plain.admit("--memory", 9 * GIB).expect_err("too much").to_string();
         assert!(refused.contains("--memory 9G") && refused.contains("this machine has 8G"), "{refused}");
         assert!(refused.contains("such as 4G"), "{refused}");
-        assert!(plain.admit(8 * GIB).expect("just").expect("a warning").contains("nearly all"));
-        assert!(plain.admit(5 * GIB).expect("enough").expect("a warning").contains("free now (4G)"));
-        assert_eq!(plain.admit(4 * GIB).expect("enough"), None);
+        assert!(plain.admit("--memory", 8 * GIB).expect("just").expect("a warning").contains("nearly all"));
+        assert!(
+            plain.admit("--memory", 5 * GIB).expect("enough").expect("a warning").contains("free now (4G)")
+        );
+        assert_eq!(plain.admit("--memory", 4 * GIB).expect("enough"), None);
     }
 
     #[test]
     fn the_narrowest_control_group_counts() {
         let groups = [("system.slice/", "1073741824\n"), ("system.slice/cuttlefsd.service/", "2147483648\n")];
-        let refused = machine(&groups).admit(2 * GIB).expect_err("too much").to_string();
+        let refused = machine(&groups).admit("--memory", 2 * GIB).expect_err("too much").to_string();
         assert!(refused.contains("allows (/sys/fs/cgroup/system.slice/memory.max) 1G"), "{refused}");
     }
 
     #[test]
     fn what_is_not_known_bounds_nothing() {
         let nothing = MachineMemory::below(Path::new("/nowhere"));
-        assert_eq!(nothing.admit(u64::MAX).expect("not known"), None);
+        assert_eq!(nothing.admit("--memory", u64::MAX).expect("not known"), None);
         assert!(MachineMemory::read().bound.is_some_and(|bound| bound.bytes > 0), "of this machine");
     }
 }

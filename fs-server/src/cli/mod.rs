@@ -1,9 +1,10 @@
-//! The `cuttlefsd` command: `format` makes a pool, `serve` serves it, `fsck` checks it; `key` makes keys for clients.
+//! The `cuttlefsd` command: `format` makes a pool, `serve` serves it, `fsck` checks it; `key` makes keys for clients; `memory` lends memory.
 
 mod format;
 mod fsck;
 mod key;
 mod machine_memory;
+mod memory;
 mod pinned_memory;
 mod serve;
 
@@ -45,6 +46,8 @@ enum Command {
     Fsck(fsck::FsckArgs),
     /// Make a key by which clients and server know each other over tcp:// and rdma://, or show which one a file holds
     Key(key::KeyArgs),
+    /// Lend memory to `cuttlefs swap` until SIGTERM or Ctrl-C
+    Memory(memory::MemoryArgs),
 }
 
 /// The command's definition, for programs that look at its help.
@@ -81,6 +84,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Fsck(args) => return fsck::run(args),
         Command::Key(args) => key::run(&args),
+        Command::Memory(args) => memory::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

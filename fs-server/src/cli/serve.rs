@@ -148,7 +148,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         ByteSize(memory),
         ByteSize(LEAST_MEMORY_BYTES)
     );
-    if let Some(warning) = MachineMemory::read().admit(memory)? {
+    if let Some(warning) = MachineMemory::read().admit("--memory", memory)? {
         tracing::warn!("{warning}");
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,0 +1,185 @@
+//! `cuttlefs swap`: runs a program whose memory beyond a limit lies at a memory node, by a library that is loaded into it and a swapper in this process.
+//!
+//! The swapper is `crate::swap`; this is the command around it: it joins the node (or starts one of its own), starts the program, and reports.
+
+use super::connect::{Trust, device};
+use super::preload::{before_others, exit_code, not_started};
+use super::programs;
+use super::run_state;
+use crate::swap::wire::{PAGE, PLAN_VARIABLE, Plan};
+use crate::swap::{LIMIT_LEAST, Store, Swapper, listen};
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use cuttlefs_common::odrp::{JoinOptions, MemoryNode, NodeOptions, PAGES_MAX, RemotePages};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{Device, Endpoint};
+use cuttlefs_common::size::ByteSize;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use signal_hook::consts::{SIGINT, SIGQUIT};
+use signal_hook::flag;
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+/// Addresses for mmap(2) in each process, for each byte that it may have here and at the node: they are free, and large mappings want them in a row.
+const ARENA_FACTOR: u64 = 4;
+
+/// Arguments of `swap`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cuttlefs swap --limit 256M --size 4G --memory tcp://box:7951 --key FILE python3 job.py
+  cuttlefs swap --limit 64M --report sort -S 1G huge.txt       with a memory node of its own
+
+What malloc(3) and mmap(2) give the program beyond the limit lies at the memory node (cuttlefsd
+memory); pages come back when they are touched. Stacks, static variables and files are not swapped.
+If the node has no room or is gone, the program is killed: it never sees a wrong byte. It needs root
+(or CAP_SYS_PTRACE) and Linux 6.8. Programs that are linked statically are not swapped at all.
+docs/odrp.md, \"Remote swap\", says more.")]
+pub(super) struct SwapArgs {
+    /// Memory that each process may have here
+    #[arg(long, default_value = "256M", value_name = "SIZE")]
+    limit: ByteSize,
+    /// Memory that all processes together may have at the node
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    size: ByteSize,
+    /// The memory node: tcp://HOST:PORT or unix:///PATH [default: one of its own, in this process]
+    #[arg(long, value_name = "ENDPOINT")]
+    memory: Option<Endpoint>,
+    /// The key to show over tcp:// [default: CUTTLEFS_KEY]
+    #[arg(long, value_name = "FILE", requires = "memory")]
+    key: Option<PathBuf>,
+    /// Print at the end what was swapped
+    #[arg(long)]
+    report: bool,
+    /// The program, and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM ARGS")]
+    program: Vec<OsString>,
+}
+
+pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
+    let library = programs::swap_library()?;
+    let limit_pages = args.limit.0 / PAGE as u64;
+    let least = ByteSize((LIMIT_LEAST * PAGE) as u64);
+    ensure!(limit_pages >= LIMIT_LEAST as u64, "--limit {} is too little; give {least} or more", args.limit);
+    let pages = args.size.0 / PAGE as u64;
+    ensure!(
+        (1..=PAGES_MAX).contains(&pages),
+        "--size {} is not between 4K and {}",
+        args.size,
+        ByteSize(PAGES_MAX * PAGE as u64)
+    );
+    let Some((name, arguments)) = args.program.split_first() else { bail!("name the program to run") };
+    // In the runtime directory, where nobody else can put a file of that name.
+    let file = |what: &str| run_state::file(Path::new(&format!("swap {}", std::process::id())), what);
+    let own = args.memory.is_none().then(|| OwnNode::start(&file("memory")?, pages)).transpose()?;
+    let remote = match (&own, &args.memory) {
+        (Some(own), _) => join(&own.device, &own.endpoint, pages),
+        (None, Some(endpoint)) => {
+            let trust = Trust { key: super::key::chosen([args.key.clone()])?, server_user: None };
+            join(&device(endpoint, &trust)?, endpoint, pages)
+        }
+        (None, None) => bail!("there is no memory node; give --memory"),
+    }?;
+    let socket = Removed(file("swap")?);
+    // Of a process that had this id before, and was killed.
+    let _ = std::fs::remove_file(&socket.0);
+    let listener = listen(&socket.0).with_context(|| format!("cannot listen at {}", socket.0.display()))?;
+    std::fs::set_permissions(&socket.0, std::fs::Permissions::from_mode(0o600))
+        .with_context(|| format!("cannot set the mode of {}", socket.0.display()))?;
+    let bytes = limit_pages.saturating_add(pages) * PAGE as u64;
+    let plan =
+        Plan { heap_bytes: bytes, arena_bytes: bytes.saturating_mul(ARENA_FACTOR), socket: socket.0.clone() };
+    let mut swapper = Swapper::new(Store::new(remote, pages), usize::try_from(limit_pages)?);
+    // The terminal's signals are the program's: this process has to stay as long as it does.
+    for signal in [SIGINT, SIGQUIT] {
+        flag::register(signal, Arc::default()).context("cannot catch signals")?;
+    }
+    let mut command = Command::new(name);
+    command.args(arguments).env("LD_PRELOAD", before_others(&library)).env(PLAN_VARIABLE, plan.encode());
+    let mut program = command.spawn().map_err(|error| not_started(error, name))?;
+    let pid = Pid::from_raw(i32::try_from(program.id())?).context("the program has no process id")?;
+    let watched = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch the program")?;
+    let served = swapper.serve(&listener, &watched);
+    if served.is_err() {
+        // It has been killed, if its memory was here; and has to end in any case.
+        let _ = program.kill();
+    }
+    let status = program.wait().context("cannot wait for the program")?;
+    let figures = swapper.figures();
+    if args.report {
+        cuttlefs_common::tell!("cuttlefs swap: limit {}, node {}\n{figures}", args.limit, args.size);
+    }
+    if let Err(error) = served {
+        cuttlefs_common::tell!("cuttlefs swap: the program was ended: {error}");
+    } else if figures.processes == 0 && status.success() {
+        cuttlefs_common::tell!(
+            "cuttlefs swap: {} was not swapped: it did not load {} (is it linked statically?)",
+            name.display(),
+            library.display()
+        );
+    }
+    Ok(exit_code(status))
+}
+
+fn join(device: &Arc<dyn Device>, endpoint: &Endpoint, pages: u64) -> anyhow::Result<RemotePages> {
+    RemotePages::join(device, endpoint, JoinOptions { pages })
+        .with_context(|| format!("cannot join the memory node at {endpoint}"))
+}
+
+/// A file that is removed at the end.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // A later run with this id removes it.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A memory node in this process.
+struct OwnNode {
+    device: Arc<dyn Device>,
+    endpoint: Endpoint,
+    _node: MemoryNode,
+    _socket: Removed,
+}
+
+impl OwnNode {
+    fn start(socket: &Path, pages: u64) -> anyhow::Result<Self> {
+        let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
+        let _ = std::fs::remove_file(socket);
+        let at = Endpoint::Unix(socket.to_owned());
+        let node =
+            MemoryNode::start(&device, &at, NodeOptions::new(pages)).context("cannot start a memory node")?;
+        let endpoint = node.endpoint();
+        Ok(Self { device, endpoint, _node: node, _socket: Removed(socket.to_owned()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: SwapArgs,
+    }
+
+    fn refused(line: &str) -> String {
+        let parsed = Alone::parse_from(line.split(' '));
+        run(parsed.args).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_in_words() {
+        // The library is not beside a test, so that is told first where it is missing.
+        let few = refused("swap --limit 4K true");
+        assert!(few.contains("give 256K or more") || few.contains("build it"), "{few}");
+        let much = refused("swap --size 4T true");
+        assert!(much.contains("not between 4K and 1T") || much.contains("build it"), "{much}");
+    }
+}

@@ -1,0 +1,170 @@
+//! Takes processes in: programs that begin, and processes that were forked.
+//!
+//! A forked process's userfaultfd comes from the kernel by a message of its parent's, and names no process. So the process shows a page that it alone
+//! has: what is put there through the right userfaultfd can be read in the process, and through no other.
+
+use super::process::{Link, Process};
+use super::store::Remote;
+use super::swapper::{SwapError, Swapper, is, kernel};
+use super::sys::{Uffd, peek};
+use super::wire::{ANSWER_MAX, HELLO_LEN, Hello, PAGE, WELCOME};
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recvmsg, sendmsg,
+    socket_with,
+};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a process that has connected may take to say hello.
+const HELLO_WAIT: Duration = Duration::from_secs(10);
+/// Processes that wait to be taken in.
+const BACKLOG: i32 = 128;
+/// An address that no process maps, and that the kernel takes for one.
+const NOWHERE: u64 = 0x10000;
+
+/// A process that was forked and has not said hello. It stays one if it was made past the C library.
+pub(super) struct Unclaimed;
+
+impl Unclaimed {
+    /// Whether the process is still there.
+    pub(super) fn is_there(process: &Process) -> bool {
+        !process.uffd.put(NOWHERE, &[0; PAGE]).is_err_and(|error| is(&error, Errno::SRCH))
+    }
+
+    /// Whether the page of process `pid` at `probe` is behind this userfaultfd.
+    fn is_of(process: &Process, pid: i32, probe: u64) -> bool {
+        let mut page = [0; PAGE];
+        page[..8].copy_from_slice(&process.nonce.to_ne_bytes());
+        if process.uffd.register(probe, PAGE as u64).is_err() {
+            return false;
+        }
+        // If one is there already, it is of an earlier look, and the same.
+        let _ = process.uffd.put(probe, &page);
+        let mut found = [0; 8];
+        peek(pid, probe, &mut found).is_ok() && found == page[..8]
+    }
+}
+
+impl<R: Remote> Swapper<R> {
+    /// Takes in the next process. What is wrong with it is told to it, and ends it alone.
+    pub(super) fn take_in(&mut self, listener: &UnixListener) -> Result<(), SwapError> {
+        let (socket, _) = listener.accept().map_err(kernel("take a connection"))?;
+        // Both fail on no socket that is one.
+        let _ = socket.set_read_timeout(Some(HELLO_WAIT));
+        let socket = OwnedFd::from(socket);
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return Ok(()) };
+        let Some((hello, uffd)) = receive(&socket) else { return Ok(()) };
+        let pid = peer.pid.as_raw_nonzero().get();
+        let own = match (hello, uffd) {
+            (Hello::Begun { heap, arena, staging }, Some(uffd)) => {
+                let uffd = Uffd::from(uffd);
+                let registered = [heap, arena]
+                    .into_iter()
+                    .filter(|(_, len)| *len > 0)
+                    .try_for_each(|(start, len)| uffd.register(start, len));
+                match registered {
+                    Ok(()) => {
+                        let link = Link { socket, pid, staging, thread: None };
+                        self.figures.processes += 1;
+                        self.last += 1;
+                        self.processes.insert(self.last, Process::new(uffd, Some(link), 0));
+                        self.last
+                    }
+                    Err(error) => {
+                        refuse(&socket, &format!("its memory cannot be registered: {error}"));
+                        return Ok(());
+                    }
+                }
+            }
+            (Hello::Forked { probe, staging }, None) => {
+                let mut unclaimed = self.processes.iter().filter(|(_, process)| process.link.is_none());
+                let Some(id) =
+                    unclaimed.find(|(_, process)| Unclaimed::is_of(process, pid, probe)).map(|(id, _)| *id)
+                else {
+                    refuse(&socket, "the kernel has not told of this fork");
+                    return Ok(());
+                };
+                if let Some(process) = self.processes.get_mut(&id) {
+                    process.link = Some(Link { socket, pid, staging, thread: None });
+                }
+                id
+            }
+            _ => {
+                refuse(&socket, "it says hello in another way; run one release's programs");
+                return Ok(());
+            }
+        };
+        let Some(process) = self.processes.get(&own) else { return Ok(()) };
+        // One that has a userfaultfd keeps it open, so that the kernel does not let go of its memory if this process ends before it.
+        let shown = process.uffd.as_fd();
+        if let Some(link) = &process.link
+            && send_with(&link.socket, &[WELCOME], matches!(hello, Hello::Forked { .. }).then_some(shown))
+                .is_err()
+            && let Some(mut process) = self.processes.remove(&own)
+        {
+            process.end(&mut self.store);
+        }
+        Ok(())
+    }
+}
+
+fn refuse(socket: &OwnedFd, reason: &str) {
+    let reason = &reason.as_bytes()[..reason.len().min(ANSWER_MAX)];
+    // It sees that the connection ends, too.
+    let _ = send_with(socket, reason, None);
+}
+
+/// Listens for processes.
+///
+/// # Errors
+/// The path cannot be made a socket.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// Sends a message, and a descriptor with it.
+///
+/// # Errors
+/// The other end is gone.
+pub fn send_with(socket: impl AsFd, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut room);
+    let fds = fd.as_slice();
+    if !fds.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives a message, and the descriptor that came with it.
+///
+/// # Errors
+/// The other end is gone, or silent.
+pub fn receive_with(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut room);
+    let got = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fd = None;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            fd = fds.last().or(fd);
+        }
+    }
+    Ok((got.bytes, fd))
+}
+
+fn receive(socket: &OwnedFd) -> Option<(Hello, Option<OwnedFd>)> {
+    let mut bytes = [0; HELLO_LEN + 1];
+    let (len, fd) = receive_with(socket, &mut bytes).ok()?;
+    Some((Hello::parse(&bytes[..len])?, fd))
+}

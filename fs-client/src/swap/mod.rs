@@ -1,0 +1,20 @@
+//! Memory of programs beyond a limit, at a memory node (`cuttlefs_common::odrp`): what `cuttlefs swap` does. `docs/odrp.md`, "Remote swap", says what
+//! programs can rely on.
+//!
+//! # The parts
+//! `wire` what this process and the library in the programs (`fs-client/swapped`) tell each other; `sys` userfaultfd(2) and another process's memory;
+//! `store` the swap space at the node; `process` what is known of a process's pages; `swapper` serves faults and has pages leave; `hello` takes new
+//! processes in; `figures` the report.
+
+mod figures;
+mod hello;
+mod process;
+mod store;
+mod swapper;
+pub mod sys;
+pub mod wire;
+
+pub use figures::Figures;
+pub use hello::{listen, receive_with, send_with};
+pub use store::{Bytes, Remote, Slot, Store, StoreError, StoreFigures};
+pub use swapper::{LIMIT_LEAST, SwapError, Swapper};

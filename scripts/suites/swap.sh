@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Real programs under `cuttlefs swap`, with a memory node of its own and with `cuttlefsd memory`: right results within a limit, and an end with a message
+# where memory is lost. What the library does with a process's memory is tested by cuttlefs-swapped's test `swapped`.
+# usage: swap.sh [LINK]      links make no difference to it
+source "$(dirname "$0")/lib.sh"
+need_command python3
+suite_begin swap "${1:-shm}"
+on_directory && needs_server
+[[ -e $CUTTLEFS_BIN/libcuttlefs_swapped.so ]] ||
+    die "no libcuttlefs_swapped.so in $CUTTLEFS_BIN; build it: cargo build --release -p cuttlefs-swapped"
+HERE=$(cd "$(dirname "$0")" && pwd)
+JOB=$HERE/swap.py
+
+swap() { timeout --kill-after=10 120 "$CUTTLEFS_BIN/cuttlefs" swap "$@"; }
+if ! swap --size 4M true 2>"$WORK/first.log"; then
+    if grep -qE 'needs root|needs Linux' "$WORK/first.log"; then
+        echo "skipped: $(head -n 1 "$WORK/first.log")"
+        exit 3
+    fi
+fi
+
+# report LOG WORDS: the first number of the line with these words.
+report() { awk -v words="$2" 'index($0, words) {print $1; exit}' "$1"; }
+
+# Under a limit, and without one: the same output.
+same() {
+    local limit=$1
+    shift
+    "$@" >"$WORK/plain" || return 1
+    swap --limit "$limit" --size 256M --report "$@" >"$WORK/swapped" 2>"$WORK/report.log" || {
+        cat "$WORK/report.log"
+        return 1
+    }
+    cmp "$WORK/plain" "$WORK/swapped"
+}
+check "a dictionary of four times the limit, read in random order" same 3M python3 "$JOB" dictionary
+cat "$WORK/report.log"
+check "its pages went out and came back" test "$(report "$WORK/report.log" "pages out")" -ge 1000
+check "no page came beyond the limit" grep -q ' 0 pages came beyond the limit' "$WORK/report.log"
+check "quicksort of numbers beyond the limit" same 3M python3 "$JOB" quicksort
+check "threads, forks and mappings" same 4M python3 "$JOB" forks
+seq 30000 | awk '{print ($1 * 7919) % 1000003, "some text behind it", $1}' >"$WORK/lines"
+check "sort(1), with threads" same 1M sort --parallel=2 -S 64M "$WORK/lines"
+check "a shell, pipes and its exit code" bash -c "
+    [[ \$('$CUTTLEFS_BIN/cuttlefs' swap --limit 1M sh -c 'seq 1000 | tail -n 1; exit 7'; echo \$?) == \$'1000\n7' ]]"
+
+# A node of another process, over tcp with a key and over a Unix socket.
+"$CUTTLEFS_BIN/cuttlefsd" key new "$WORK/key" >/dev/null 2>&1 || fail "no key"
+PORT=$((20000 + $$ % 10000))
+NODE=
+start_node() {
+    "$CUTTLEFS_BIN/cuttlefsd" memory "$@" >"$WORK/node.log" 2>&1 </dev/null &
+    NODE=$!
+    for _ in $(seq $((START_TIMEOUT_S * 10))); do
+        grep -q 'lending memory' "$WORK/node.log" && return 0
+        kill -0 "$NODE" 2>/dev/null || break
+        sleep 0.1
+    done
+    cat "$WORK/node.log"
+    return 1
+}
+stop_node() {
+    [[ -n $NODE ]] && end_process "$NODE"
+    NODE=
+}
+check "a node over tcp needs a key" bash -c "! '$CUTTLEFS_BIN/cuttlefsd' memory --size 16M --listen tcp://127.0.0.1:$PORT 2>'$WORK/refused' && grep -q -- '--key FILE, or give --insecure' '$WORK/refused'"
+check "cuttlefsd memory over tcp" start_node --size 256M --listen "tcp://127.0.0.1:$PORT" --key "$WORK/key"
+TCP=(--memory "tcp://127.0.0.1:$PORT" --key "$WORK/key")
+check "a job on it" swap --limit 3M --size 64M "${TCP[@]}" python3 "$JOB" dictionary
+check "two jobs on it at once" bash -c "
+    '$CUTTLEFS_BIN/cuttlefs' swap --limit 4M --size 64M ${TCP[*]} python3 '$JOB' dictionary & one=\$!
+    '$CUTTLEFS_BIN/cuttlefs' swap --limit 4M --size 64M ${TCP[*]} python3 '$JOB' dictionary && wait \$one"
+check "without the key there is no job" bash -c "! '$CUTTLEFS_BIN/cuttlefs' swap --memory 'tcp://127.0.0.1:$PORT' true 2>/dev/null"
+
+# ended LOG: a program that was killed, in the way that a shell shows it.
+ended() {
+    local log=$1 status
+    shift
+    swap "$@" >"$WORK/out" 2>"$log"
+    status=$?
+    cat "$log" "$WORK/out"
+    ((status == 137)) && ! grep -q 'wrong' "$WORK/out"
+}
+check "a program with more memory than the swap space is ended" ended "$WORK/full.log" --limit 1M --size 2M "${TCP[@]}" python3 "$JOB" dictionary
+check "and told why" grep -q 'takes no more pages' "$WORK/full.log"
+# The job makes a file when it has begun to read what is at the node.
+begun_then() {
+    local pid
+    for _ in $(seq $((START_TIMEOUT_S * 10))); do
+        [[ -e $WORK/begun ]] && break
+        sleep 0.1
+    done
+    pid=$1
+    kill -KILL "$pid"
+}
+stop_node
+check "cuttlefsd memory over a Unix socket, with a budget" start_node --size 256M --budget 4M --listen "unix://$WORK/node.sock"
+check "a program beyond the budget is ended" ended "$WORK/budget.log" --limit 1M --size 64M --memory "unix://$WORK/node.sock" python3 "$JOB" dictionary
+check "and told why" grep -q 'budget' "$WORK/budget.log"
+stop_node
+check "cuttlefsd memory once more" start_node --size 256M --listen "unix://$WORK/node.sock"
+begun_then "$NODE" &
+killer=$!
+check "the node is killed: the program is ended" ended "$WORK/gone.log" --limit 4M --size 64M --memory "unix://$WORK/node.sock" python3 "$JOB" endless "$WORK/begun"
+check "and told why" grep -q 'memory node is gone' "$WORK/gone.log"
+wait "$killer" "$NODE" 2>/dev/null
+NODE=
+rm -f "$WORK/begun"
+
+# The swapper is killed: so are the programs.
+"$CUTTLEFS_BIN/cuttlefs" swap --limit 4M --size 64M python3 "$JOB" endless "$WORK/begun" >"$WORK/orphan" 2>&1 &
+swapper=$!
+begun_then "$swapper"
+wait "$swapper" 2>/dev/null
+ends() {
+    for _ in $(seq $((STOP_TIMEOUT_S * 10))); do
+        # The suite's own directory is in the program's command line, and in no other one.
+        grep -lsF -- "$WORK/begun" /proc/[0-9]*/cmdline >/dev/null || return 0
+        sleep 0.1
+    done
+    return 1
+}
+check "the swapper is killed: its program ends" ends
+check "and saw no wrong byte" bash -c "! grep -q wrong '$WORK/orphan'"
+suite_end
