@@ -288,8 +288,6 @@ impl RemoteVolume {
         if state.grants.is_empty() || state.file().is_fenced() {
             return None;
         }
-        // Before the filekey: one of a later life is not of this session, and is refused.
-        let life = self.session.unsynced().life();
         let attachment = self.session.look()?;
         if !self.session.target_translates_for(&attachment) {
             return None;
@@ -299,7 +297,10 @@ impl RemoteVolume {
             Reach::Range { offset, end } => state.grants.permits(filekey, offset, end) == Permit::Granted,
             Reach::End => state.grants.permit_appends(filekey),
         };
-        may.then_some(Postable { filekey, session: attachment.attached.session, life })
+        let session = attachment.attached.session;
+        // Read last: once a later life has begun, no connection of this session stands, so what is done was done in the life that is read here.
+        let life = self.session.unsynced().life();
+        may.then_some(Postable { filekey, session, life })
     }
 
     /// A change that was posted is done; `value` came back.

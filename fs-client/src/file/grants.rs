@@ -207,7 +207,7 @@ mod tests {
         }
         assert_eq!(grants.permits(KEY, 0, 10), Permit::NotGranted, "not given yet");
         assert_eq!(grants.lost(KEY), []);
-        [0, 100, 300].map(|offset| grants.given(offset, KEY, 150));
+        [0, 100, 300].iter().for_each(|offset| grants.given(*offset, KEY, 150));
         assert_eq!(grants.permits(KEY, 50, 150), Permit::Granted);
         assert_eq!(grants.permits(KEY, 50, 151), Permit::PastEnd);
         grants.note_len(400);
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(grants.leaving(100, 400), []);
         grants.forget(0);
         assert!(grants.want(50, 60));
-        [50, 100, 300].map(|offset| grants.forget(offset));
+        [50, 100, 300].iter().for_each(|offset| grants.forget(*offset));
         assert!(grants.is_empty());
     }
 }

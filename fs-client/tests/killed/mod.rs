@@ -87,11 +87,23 @@ impl Site {
         child.wait().expect("wait");
     }
 
-    /// Has the server stand still: it answers nothing until it is killed.
+    /// Has the server stand still: it does nothing until it is killed.
     pub fn freeze(&self) {
         let child = self.child.as_ref().expect("it runs");
         rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::STOP)
             .expect("stopped");
+        // Its threads stop one by one.
+        let tasks = format!("/proc/{}/task", child.id());
+        let stands_still = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
+            // The state is behind the name, which is in brackets.
+            stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+        };
+        let since = Instant::now();
+        while !std::fs::read_dir(&tasks).expect("its threads").all(stands_still) {
+            assert!(since.elapsed() < START_WAIT, "it does not stand still");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Stops the server, which writes everything back.
