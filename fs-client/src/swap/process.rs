@@ -264,5 +264,4 @@ impl Process {
 }
 
 #[cfg(test)]
-#[path = "process_tests.rs"]
 mod tests;

@@ -1,0 +1,55 @@
+//! What the checker of chains accepts touches no memory outside of its views, changes no byte of its queue that is fixed, and ends: over a fixed number
+//! of arbitrary chains and messages, the same each time. `CUTTLEFS_CHAIN_CASES` has more of them; the fuzz target `chain` looks for its own.
+
+mod sandbox;
+
+use cuttlefs_common::rdma::chain::check;
+use sandbox::{Outcome, run};
+
+const CASES: u64 = 60_000;
+/// Bytes that decide a case.
+const INPUT: usize = 160;
+
+/// SplitMix64: bytes from a number.
+fn input(case: u64) -> Vec<u8> {
+    let mut state = case.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995;
+    let mut word = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31).to_le_bytes()
+    };
+    (0..INPUT / 8).flat_map(|_| word()).collect()
+}
+
+fn cases() -> u64 {
+    let more = std::env::var("CUTTLEFS_CHAIN_CASES").ok();
+    more.map_or(CASES, |more| more.parse().expect("CUTTLEFS_CHAIN_CASES is a number"))
+}
+
+#[test]
+fn what_is_proven_hurts_nobody_and_ends() {
+    let (mut ran, mut with_work) = (0u64, 0u64);
+    for case in 0..cases() {
+        match run(&input(case), |queue| check(queue).is_ok()) {
+            Outcome::Refused => {}
+            Outcome::Ran(entries) => {
+                ran += 1;
+                with_work += u64::from(entries > 8);
+            }
+            Outcome::Broke(what) => panic!("case {case}: {what}"),
+        }
+    }
+    eprintln!("{ran} queues were proven, {with_work} of them executed more than eight entries");
+    // Or nothing would be tested.
+    assert!(ran >= CASES / 50 && with_work >= CASES / 500, "{ran} proven, {with_work} with work");
+}
+
+#[test]
+fn without_the_checker_the_sandbox_sees_harm() {
+    let harm = (0..CASES).find_map(|case| match run(&input(case), |queue| queue.look().is_ok()) {
+        Outcome::Broke(what) => Some(what),
+        _ => None,
+    });
+    assert_eq!(harm.as_deref(), Some("a fixed byte of the queue has changed"));
+}
