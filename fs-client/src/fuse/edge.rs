@@ -84,7 +84,12 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 let ttl = &self.settings.negative_cache;
                 reply.entry_with_ttls(&Duration::ZERO, ttl, &FileAttr::NONE, GENERATION);
             }
-            found => self.reply_entry(self.name(parent, name), found, reply),
+            found => {
+                if let Ok(attr) = &found {
+                    self.cache.until_passed(convert::to_fuse_ino(self.root, attr.ino));
+                }
+                self.reply_entry(self.name(parent, name), found, reply);
+            }
         }
     }
 
@@ -92,7 +97,11 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("getattr", req, ino = ino.0, fh = ?fh);
         match self.ino(ino) {
             ino if ino == self.root => self.reply_root_attr(&caller(req), reply),
-            ino => self.reply_attr(self.volume.get_attr(&caller(req), ino), reply),
+            volume_ino => {
+                let attr = self.volume.get_attr(&caller(req), volume_ino);
+                self.cache.until_passed(ino);
+                self.reply_attr(attr, reply);
+            }
         }
     }
 
@@ -281,34 +290,53 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         // The kernel names a lock owner when it reads past its cache for a system call, and none when it fills pages.
         let fills = lock_owner.is_none();
         // Until the answer is given.
-        let _filling = fills.then(|| {
+        let filling = fills.then(|| {
             self.cache.fills(ino);
             self.filling.reads(ino, offset)
         });
+        let end = offset.saturating_add(u64::from(size));
         let mut reply = Some(reply);
-        let mut short = None;
-        let result = self.volume.read(&caller(req), handle(fh), offset, size, &mut |bytes| {
-            let lacking = (size as usize).saturating_sub(bytes.len());
-            let is_surprise = lacking >= PAGE_SIZE;
-            let waits = fills && lacking > 0 && (is_surprise || !self.filling.short_counts(ino, offset));
-            if waits {
-                // The volume may need its memory for the READ that is waited for.
-                short = Some((bytes.to_vec(), is_surprise));
-            } else if let Some(reply) = reply.take() {
-                reply.data(bytes);
+        loop {
+            let mut short = None;
+            let mut is_outdated = false;
+            if let Some(filling) = &filling {
+                self.filling.until_written(filling, offset, end);
             }
-        });
-        match (result, reply) {
-            (Err(error), Some(reply)) => reply.error(refused(&error)),
-            // If the volume has handed nothing over, this is the end of the file.
-            (Ok(()), Some(reply)) => {
-                let (bytes, is_surprise) = short.unwrap_or((Vec::new(), true));
-                if fills {
-                    self.filling.until_short_counts(ino, offset, is_surprise);
+            let result = self.volume.read(&caller(req), handle(fh), offset, size, &mut |bytes| {
+                is_outdated =
+                    filling.as_ref().is_some_and(|read| self.filling.is_outdated(read, offset, end));
+                let lacking = (size as usize).saturating_sub(bytes.len());
+                let is_surprise = lacking >= PAGE_SIZE;
+                let waits = fills && lacking > 0 && (is_surprise || !self.filling.short_counts(ino, offset));
+                if is_outdated {
+                    // Once more.
+                } else if waits {
+                    // The volume may need its memory for the READ that is waited for.
+                    short = Some((bytes.to_vec(), is_surprise));
+                } else if let Some(reply) = reply.take() {
+                    reply.data(bytes);
                 }
-                reply.data(&bytes);
+            });
+            // Also if the volume has handed nothing over.
+            is_outdated |= reply.is_some()
+                && filling.as_ref().is_some_and(|read| self.filling.is_outdated(read, offset, end));
+            match (result, reply.take()) {
+                (Err(error), Some(reply)) => reply.error(refused(&error)),
+                (Ok(()), again) if is_outdated => {
+                    reply = again;
+                    continue;
+                }
+                // If the volume has handed nothing over, this is the end of the file.
+                (Ok(()), Some(reply)) => {
+                    let (bytes, is_surprise) = short.unwrap_or((Vec::new(), true));
+                    if fills {
+                        self.filling.until_short_counts(ino, offset, is_surprise);
+                    }
+                    reply.data(&bytes);
+                }
+                (_, None) => {}
             }
-            (_, None) => {}
+            return;
         }
     }
 
@@ -330,20 +358,22 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         // A lock owner means the same as for a read. A write through the cache, or a write-back of mapped pages, keeps its pages locked until it is
         // answered.
         let is_past_cache = lock_owner.is_some();
-        if !is_past_cache {
+        let _writing = (!is_past_cache).then(|| {
             self.cache.fills(ino);
-        }
+            self.filling.writes(ino, offset, data.len())
+        });
+        let passing = is_past_cache.then(|| self.cache.passes(ino));
         let how = convert::write_how(flags.0, write_flags);
         let written = self.volume.write_how(&caller, handle(fh), offset, data, how);
         if written.is_ok() {
             self.changed_by(&caller, ino);
         }
-        match written {
-            Ok(Written { offset, len }) if is_past_cache => {
-                self.cache.answer_passed(ino, offset, len, reply);
+        match (written, passing) {
+            (Ok(Written { offset, len }), Some(pass)) => {
+                self.cache.answer_passed(ino, offset, len, reply, pass);
             }
-            Ok(Written { len, .. }) => reply.written(len),
-            Err(error) => reply.error(refused(&error)),
+            (Ok(Written { len, .. }), None) => reply.written(len),
+            (Err(error), _) => reply.error(refused(&error)),
         }
     }
 
