@@ -12,7 +12,7 @@ mod world;
 use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64, TraceId};
 use cuttlefs_common::rdma::{Endpoint, WcStatus};
-use cuttlefs_common::rpc::{Allocate, Request, SyncScope};
+use cuttlefs_common::rpc::{Allocate, Request, Rights, SyncScope};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::RegionPolicy;
@@ -210,6 +210,24 @@ fn a_grant_ends_when_something_takes_its_pages() {
     let figures = site.running().server().files.figures();
     assert_eq!((figures.grants.grants, figures.grants.pages), (0, 0));
     assert_eq!(other.fetch(theirs, 0, 4), Ok(b"last".to_vec()));
+}
+
+/// An atomic tells the word that was there.
+#[test]
+fn who_may_only_write_reads_nothing_by_an_atomic() {
+    let site = Site::new(vec![ExportRule::default()]);
+    for (number, endpoint) in links(&site).into_iter().enumerate() {
+        let mut program = Program::start(&endpoint, 1 + number as u8);
+        let opened = program.create(format!("file-{number}").as_bytes(), 0o644);
+        program.write(opened.filekey, 0, false, b"a secret").expect("written");
+        let writes =
+            program.open(opened.attr.ino, Rights { read: false, write: true }).expect("opens").filekey;
+        program.grant(writes, 0, 4096).expect("granted");
+        assert_eq!(program.add(writes, 0, 0), Err(WcStatus::RemoteAccess));
+        assert_eq!(program.swap(writes, 0, 0, 0), Err(WcStatus::RemoteAccess));
+        program.write_at(writes, 0, b"a change").expect("granted");
+        assert_eq!(program.fetch(opened.filekey, 0, 8), Ok(b"a change".to_vec()), "nothing else changed it");
+    }
 }
 
 #[test]

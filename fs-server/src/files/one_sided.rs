@@ -163,6 +163,10 @@ impl Files {
         by: By,
     ) -> Result<FileValue, Status> {
         let keyed = self.grantable(owner, filekey)?;
+        // It tells the word that was there.
+        if !keyed.rights.read {
+            return Err(Status::Denied);
+        }
         let file = &keyed.file;
         let end = end_of(offset, 8)?;
         let Some(_going) = self.one_sided_writes_ended.try_read().filter(|ended| !**ended) else {
