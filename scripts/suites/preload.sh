@@ -62,6 +62,35 @@ check "files that another mount shortens" under python3 "$HERE/preload.py" "$MNT
 umount_fs "$WORK/other"
 check "a directory that is no mount is refused" bash -c "! '$CUTTLEFS_BIN/cuttlefs' preload --mount '$WORK' true 2>'$WORK/refused' && grep -q 'in no mount of cuttlefs' '$WORK/refused'"
 
+# The library in a program that has more rights than who runs it (which the loader takes from LD_PRELOAD, but programs may be linked with it) does
+# nothing that the environment says: it does not count into a file of root's.
+cat >"$WORK/reader.c" <<'C'
+#include <fcntl.h>
+#include <unistd.h>
+int main(int count, char **words)
+{
+	static char bytes[65536];
+	int file = open(words[count - 1], O_RDONLY);
+	for (int i = 0; i < 100; i++)
+		if (pread(file, bytes, sizeof bytes, i % 32 * 65536L) != sizeof bytes) return 1;
+	return 0;
+}
+C
+counts_into_root_s() {
+    head -c 4096 /dev/zero | tr '\0' A >"$WORK/root-s"
+    chmod 600 "$WORK/root-s"
+    cp "$WORK/root-s" "$WORK/as-it-was"
+    "$@" env CUTTLEFS_PRELOAD="{\"mounts\":[{$(stat -c '"major":%Hd,"minor":%Ld' "$MNT/file"),\"url\":\"$(server_url)\",\"key\":\"$CUTTLEFS_KEY\",\"server_user\":null,\"subtree\":[]}],\"uid\":0,\"counts\":\"$WORK/root-s\"}" \
+        "$WORK/reader" "$MNT/file" || return 2
+    ! cmp -s "$WORK/root-s" "$WORK/as-it-was"
+}
+if command -v cc >/dev/null && cc -o "$WORK/reader" "$WORK/reader.c" -Wl,--no-as-needed "$CUTTLEFS_BIN/libcuttlefs_preload.so" -Wl,-rpath,"$CUTTLEFS_BIN"; then
+    check "a program that is linked with it counts" counts_into_root_s
+    chmod 4755 "$WORK/reader"
+    not_into_root_s() { counts_into_root_s setpriv --reuid=7 --regid=7 --clear-groups; [[ $? == 1 ]]; }
+    check "a set-uid program that is linked with it does not, for another user" not_into_root_s
+fi
+
 # The exit code is the program's, and standard input, output and error are its own.
 check "exit codes" bash -c "'$CUTTLEFS_BIN/cuttlefs' preload sh -c 'exit 7'; [[ \$? == 7 ]] && { '$CUTTLEFS_BIN/cuttlefs' preload --report sh -c 'kill -9 \$\$' 2>/dev/null; [[ \$? == 137 ]]; }"
 

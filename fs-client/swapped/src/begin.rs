@@ -30,6 +30,11 @@ pub(crate) fn is_swapped(address: usize, len: usize) -> bool {
 
 /// Lays out the memory of a program that is to be swapped. Ends one that cannot be.
 pub(crate) fn begin() {
+    // SAFETY: it reads a value that the kernel gave this process.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        // The program has rights that whoever set its environment has not.
+        return;
+    }
     let Some(plan) = std::env::var_os(PLAN_VARIABLE).and_then(|text| Plan::parse(&text)) else { return };
     if let Err(error) = lay_out(plan) {
         let advice = match error.raw_os_error() {
