@@ -86,7 +86,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             }
             found => {
                 if let Ok(attr) = &found {
-                    self.cache.until_passed(convert::to_fuse_ino(self.root, attr.ino));
+                    self.filling.until_passed(convert::to_fuse_ino(self.root, attr.ino));
                 }
                 self.reply_entry(self.name(parent, name), found, reply);
             }
@@ -99,7 +99,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             ino if ino == self.root => self.reply_root_attr(&caller(req), reply),
             volume_ino => {
                 let attr = self.volume.get_attr(&caller(req), volume_ino);
-                self.cache.until_passed(ino);
+                self.filling.until_passed(ino);
                 self.reply_attr(attr, reply);
             }
         }
@@ -362,15 +362,15 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             self.cache.fills(ino);
             self.filling.writes(ino, offset, data.len())
         });
-        let passing = is_past_cache.then(|| self.cache.passes(ino));
+        let passing = is_past_cache.then(|| self.filling.passes(ino));
         let how = convert::write_how(flags.0, write_flags);
         let written = self.volume.write_how(&caller, handle(fh), offset, data, how);
         if written.is_ok() {
             self.changed_by(&caller, ino);
         }
         match (written, passing) {
-            (Ok(Written { offset, len }), Some(pass)) => {
-                self.cache.answer_passed(ino, offset, len, reply, pass);
+            (Ok(Written { offset, len }), Some(passing)) => {
+                self.cache.answer_passed(ino, offset, len, reply, passing);
             }
             (Ok(Written { len, .. }), None) => reply.written(len),
             (Err(error), _) => reply.error(refused(&error)),

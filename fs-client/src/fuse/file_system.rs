@@ -43,7 +43,7 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     pub(super) nameless_opens: NamelessOpens,
     pub(super) names: ToldNames,
     pub(super) cache: Arc<KernelCache>,
-    pub(super) filling: Filling,
+    pub(super) filling: Arc<Filling>,
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
@@ -74,7 +74,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             keeps_locks: agreed.contains(LOCKS),
             nameless_opens: NamelessOpens::default(),
             cache: Arc::new(KernelCache::new(notifier)),
-            filling: Filling::default(),
+            filling: Arc::default(),
         }
     }
 

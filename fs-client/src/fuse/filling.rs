@@ -1,4 +1,4 @@
-//! READs that fill pages, and writes through the page cache and changes of a file's length, that are under way.
+//! Requests that are under way: READs that fill pages, writes through the page cache and past it, and changes of a file's length.
 //!
 //! # Pages that are written
 //! The kernel copies the bytes of a write into a cached page, lets go of the page, and sends the WRITE then. Before the server has it, the page may be
@@ -40,6 +40,7 @@
 use super::kernel::INodeNo;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time for the steps of other threads that cannot be seen. They take microseconds, and such answers are rare.
@@ -48,7 +49,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 const CHANGED_LIMIT: Duration = Duration::from_millis(250);
 /// How often that is checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The most of them that are remembered; the oldest is forgotten.
+/// The longest time for which attributes wait for direct writes: their server may be away, and programs want to look at files.
+const PASSED_LIMIT: Duration = Duration::from_secs(2);
+/// The most answered changes of the length that are remembered; the oldest is forgotten.
 const CHANGED_MAX: usize = 256;
 
 /// A request that is under way.
@@ -60,6 +63,8 @@ enum Kind {
     Length,
     /// A WRITE through the page cache of `[from, to)`. One that has ended is kept for the READs that were under way.
     Write { from: u64, to: u64, ended: bool },
+    /// A direct write.
+    Past,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,11 +99,17 @@ impl UnderWay {
         let first = |noted: &Noted| match noted.kind {
             Kind::Read { at, .. } => at < offset,
             Kind::Length => true,
-            Kind::Write { .. } => false,
+            Kind::Write { .. } | Kind::Past => false,
         };
         self.files
             .get(&ino.0)
             .is_some_and(|all| all.iter().any(|noted| noted.number < before && first(noted)))
+    }
+
+    /// Whether a direct write of the file is under way that was noted before the number `before`.
+    fn passes(&self, ino: INodeNo, before: u64) -> bool {
+        let mut all = self.files.get(&ino.0).into_iter().flatten();
+        all.any(|noted| noted.number < before && matches!(noted.kind, Kind::Past))
     }
 
     /// The WRITEs of bytes in `[from, to)`: numbers, and whether they have ended.
@@ -112,7 +123,7 @@ impl UnderWay {
     }
 
     /// The number of the WRITE from which on a READ's bytes may be older.
-    fn since(&self, read: &Under<'_>) -> u64 {
+    fn since(&self, read: &Under) -> u64 {
         let mut all = self.files.get(&read.ino.0).into_iter().flatten();
         match all.find(|noted| noted.number == read.number).map(|noted| noted.kind) {
             Some(Kind::Read { since, .. }) => since,
@@ -152,33 +163,51 @@ pub(super) struct Filling {
 /// A request that is under way until this is dropped, which must be after its answer.
 #[must_use]
 #[derive(Debug)]
-pub(super) struct Under<'a> {
-    filling: &'a Filling,
+pub(super) struct Under {
+    filling: Arc<Filling>,
     ino: INodeNo,
     number: u64,
 }
 
 impl Filling {
     /// A READ that fills pages begins. Must be called before the volume is asked for the bytes.
-    pub(super) fn reads(&self, ino: INodeNo, offset: u64) -> Under<'_> {
+    pub(super) fn reads(self: &Arc<Self>, ino: INodeNo, offset: u64) -> Under {
         self.note(ino, |number| Kind::Read { at: offset, since: number })
     }
 
     /// A WRITE through the page cache begins. Must be called before the volume is given the bytes.
-    pub(super) fn writes(&self, ino: INodeNo, offset: u64, len: usize) -> Under<'_> {
+    pub(super) fn writes(self: &Arc<Self>, ino: INodeNo, offset: u64, len: usize) -> Under {
         let to = offset.saturating_add(len as u64);
         self.note(ino, |_| Kind::Write { from: offset, to, ended: false })
     }
 
+    /// A direct write begins. Must be called before the volume is given the bytes.
+    pub(super) fn passes(self: &Arc<Self>, ino: INodeNo) -> Under {
+        self.note(ino, |_| Kind::Past)
+    }
+
+    /// Waits until the direct writes of a file that are under way have been answered, at most [`PASSED_LIMIT`]. For attributes that the volume has told.
+    pub(super) fn until_passed(&self, ino: INodeNo) {
+        self.wait_for_passing(ino, PASSED_LIMIT);
+    }
+
+    fn wait_for_passing(&self, ino: INodeNo, limit: Duration) {
+        let mut under_way = self.under_way.lock();
+        let (before, until) = (under_way.noted, Instant::now() + limit);
+        under_way.waiting += 1;
+        while under_way.passes(ino, before) && !self.ended.wait_until(&mut under_way, until).timed_out() {}
+        under_way.waiting -= 1;
+    }
+
     /// Whether WRITEs of bytes of this READ, in `[from, to)`, have come since its bytes were asked for: then they may be older.
-    pub(super) fn is_outdated(&self, read: &Under<'_>, from: u64, to: u64) -> bool {
+    pub(super) fn is_outdated(&self, read: &Under, from: u64, to: u64) -> bool {
         let under_way = self.under_way.lock();
         let since = under_way.since(read);
         under_way.writes(read.ino, from, to).any(|(number, _)| number >= since)
     }
 
     /// Waits for the WRITEs of bytes of this READ, in `[from, to)`. The READ is done when this returns, or once more.
-    pub(super) fn until_written(&self, read: &Under<'_>, from: u64, to: u64) {
+    pub(super) fn until_written(&self, read: &Under, from: u64, to: u64) {
         let mut under_way = self.under_way.lock();
         under_way.waiting += 1;
         while under_way.writes(read.ino, from, to).any(|(_, ended)| !ended) {
@@ -195,7 +224,7 @@ impl Filling {
     }
 
     /// A change of the length begins. Must be called before the volume is asked for it.
-    pub(super) fn changes_length(&self, ino: INodeNo) -> Under<'_> {
+    pub(super) fn changes_length(self: &Arc<Self>, ino: INodeNo) -> Under {
         self.note(ino, |_| Kind::Length)
     }
 
@@ -243,16 +272,16 @@ impl Filling {
         has_waited
     }
 
-    fn note(&self, ino: INodeNo, kind: impl FnOnce(u64) -> Kind) -> Under<'_> {
+    fn note(self: &Arc<Self>, ino: INodeNo, kind: impl FnOnce(u64) -> Kind) -> Under {
         let mut under_way = self.under_way.lock();
         let number = under_way.noted;
         under_way.noted += 1;
         under_way.files.entry(ino.0).or_default().push(Noted { number, kind: kind(number) });
-        Under { filling: self, ino, number }
+        Under { filling: self.clone(), ino, number }
     }
 }
 
-impl Under<'_> {
+impl Under {
     /// A change of the length was answered, to this thread.
     pub(super) fn answered(self, thread: u32) {
         let mut under_way = self.filling.under_way.lock();
@@ -271,7 +300,7 @@ fn wants_to_run(thread: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" R"))
 }
 
-impl Drop for Under<'_> {
+impl Drop for Under {
     fn drop(&mut self) {
         let mut under_way = self.filling.under_way.lock();
         under_way.end(self.ino, self.number);
@@ -289,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_short_answer_waits_for_earlier_bytes_and_for_changes_of_the_length() {
-        let filling = Filling::default();
+        let filling = Arc::new(Filling::default());
         let own = filling.reads(INO, 8192);
         assert!(filling.short_counts(INO, 8192), "not for itself");
         let later = filling.reads(INO, 12288);
@@ -311,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_read_is_outdated_by_the_writes_that_come_meanwhile() {
-        let filling = Filling::default();
+        let filling = Arc::new(Filling::default());
         let before = filling.writes(INO, 4000, 200);
         let read = filling.reads(INO, 4096);
         let is_outdated = |from, to| filling.is_outdated(&read, from, to);
@@ -333,8 +362,30 @@ mod tests {
     }
 
     #[test]
+    fn attributes_wait_for_the_direct_writes_of_before() {
+        let filling = Arc::new(Filling::default());
+        let elsewhere = filling.passes(INodeNo(3));
+        filling.wait_for_passing(INO, Duration::from_secs(60));
+        let before = filling.passes(INO);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| filling.wait_for_passing(INO, Duration::from_secs(600)));
+            while filling.under_way.lock().waiting == 0 {
+                std::thread::yield_now();
+            }
+            assert!(!waiter.is_finished());
+            drop(before);
+        });
+        let later = filling.passes(INO);
+        filling.wait_for_passing(INO, Duration::ZERO);
+        assert_eq!(filling.under_way.lock().files.len(), 2);
+        assert!(filling.short_counts(INO, u64::MAX), "direct writes shorten nothing");
+        drop((elsewhere, later));
+        assert!(filling.under_way.lock().files.is_empty());
+    }
+
+    #[test]
     fn a_read_waits_for_the_writes_of_its_bytes() {
-        let filling = Filling::default();
+        let filling = Arc::new(Filling::default());
         let (write, read) = (filling.writes(INO, 0, 4096), filling.reads(INO, 0));
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| filling.until_written(&read, 0, 4096));
@@ -349,7 +400,7 @@ mod tests {
 
     #[test]
     fn few_answered_changes_are_remembered() {
-        let filling = Filling::default();
+        let filling = Arc::new(Filling::default());
         for _ in 0..2 * CHANGED_MAX {
             filling.changes_length(INO).answered(0);
         }
@@ -360,7 +411,7 @@ mod tests {
 
     #[test]
     fn what_begins_later_is_not_waited_for() {
-        let filling = Filling::default();
+        let filling = Arc::new(Filling::default());
         let own = filling.reads(INO, 8192);
         let cut = filling.changes_length(INO);
         std::thread::scope(|scope| {

@@ -22,17 +22,17 @@
 //! # A length that comes before its bytes
 //! A direct write that makes a file longer may be done, and its bytes not be forgotten yet: the last page has zeros behind the old end. A thread that
 //! is told the new length then would have all others read them. So attributes are told when the direct writes that were under way have been answered
-//! ([`KernelCache::until_passed`]).
+//! ([`Filling::until_passed`](super::filling::Filling::until_passed)).
 //!
 //! Forgetting waits for requests that fill pages and need this mount's threads: so it has a thread of its own. It must never be asked
 //! for a write *through* the cache, whose pages stay locked until it is answered.
 
+use super::filling::Under;
 use super::kernel::{INodeNo, Notifier, ReplyClaimed, ReplyWrite};
-use parking_lot::{Condvar, Mutex};
-use std::collections::{BTreeMap, HashMap};
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
 
 /// The number of direct writes of a file, without a page filled in between, after which all pages of the file are forgotten. A reader beside a direct
 /// writer keeps the pages that are not written; a writer alone pays for a few forgotten ranges.
@@ -41,58 +41,11 @@ const QUIET_WRITES: u32 = 16;
 /// and its next direct writes find out.
 const FILES_MAX: usize = 65_536;
 
-/// The longest time for which attributes wait for direct writes: their server may be away, and programs want to look at files.
-const PASSING_LIMIT: Duration = Duration::from_secs(2);
-
-/// The direct writes that are under way: their files, by number.
-#[derive(Debug, Default)]
-struct Passing {
-    state: Mutex<(u64, BTreeMap<u64, u64>)>,
-    /// Notified at each end while somebody waits.
-    ended: Condvar,
-}
-
-impl Passing {
-    fn begin(self: &Arc<Self>, ino: INodeNo) -> Pass {
-        let mut state = self.state.lock();
-        let number = state.0;
-        state.0 += 1;
-        state.1.insert(number, ino.0);
-        Pass { all: self.clone(), number }
-    }
-
-    /// Waits up to `limit` for those of a file that are under way now.
-    fn wait(&self, ino: INodeNo, limit: Duration) {
-        let mut state = self.state.lock();
-        let (before, until) = (state.0, Instant::now() + limit);
-        while state.1.range(..before).any(|(_, file)| *file == ino.0) {
-            if self.ended.wait_until(&mut state, until).timed_out() {
-                return;
-            }
-        }
-    }
-}
-
-/// A direct write that is under way until this is dropped, which must be after its answer.
-#[must_use]
-#[derive(Debug)]
-pub(super) struct Pass {
-    all: Arc<Passing>,
-    number: u64,
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.all.state.lock().1.remove(&self.number);
-        self.all.ended.notify_all();
-    }
-}
-
 /// An answer that waits until bytes are forgotten.
 #[derive(Debug)]
 enum Waiting {
     Lock(ReplyClaimed),
-    Write(ReplyWrite, u32, Pass),
+    Write(ReplyWrite, u32, Under),
 }
 
 /// Bytes of a file that are stale.
@@ -183,13 +136,12 @@ pub(super) struct KernelCache {
     notifier: Notifier,
     stale: Mutex<Option<Sender<Stale>>>,
     filled: Arc<Mutex<Filled>>,
-    passing: Arc<Passing>,
 }
 
 impl KernelCache {
     /// Nothing is cached yet.
     pub(super) fn new(notifier: Notifier) -> Self {
-        Self { notifier, stale: Mutex::default(), filled: Arc::default(), passing: Arc::default() }
+        Self { notifier, stale: Mutex::default(), filled: Arc::default() }
     }
 
     /// Makes the kernel forget the attributes, so that it requests them before their next use.
@@ -212,16 +164,6 @@ impl KernelCache {
         });
     }
 
-    /// A direct write begins. Must be called before the volume is given the bytes.
-    pub(super) fn passes(&self, ino: INodeNo) -> Pass {
-        self.passing.begin(ino)
-    }
-
-    /// Waits until the direct writes of a file that are under way have been answered. For attributes that the volume has told.
-    pub(super) fn until_passed(&self, ino: INodeNo) {
-        self.passing.wait(ino, PASSING_LIMIT);
-    }
-
     /// Answers a direct write when none of the replaced bytes is cached any more. `offset` is the place of the write.
     pub(super) fn answer_passed(
         &self,
@@ -229,13 +171,13 @@ impl KernelCache {
         offset: u64,
         written: u32,
         reply: ReplyWrite,
-        pass: Pass,
+        passing: Under,
     ) {
         let range = self.filled.lock().passed(ino, offset, written);
         match range {
             None => reply.written(written),
             Some(range) => {
-                self.forget_bytes(Stale { ino, range, waiting: Waiting::Write(reply, written, pass) });
+                self.forget_bytes(Stale { ino, range, waiting: Waiting::Write(reply, written, passing) });
             }
         }
     }
@@ -260,9 +202,9 @@ impl KernelCache {
                     }
                     match waiting {
                         Waiting::Lock(reply) => reply.ok(),
-                        Waiting::Write(reply, written, pass) => {
+                        Waiting::Write(reply, written, passing) => {
                             reply.written(written);
-                            drop(pass);
+                            drop(passing);
                         }
                     }
                 }
@@ -285,24 +227,6 @@ mod tests {
 
     fn bytes(offset: i64, len: i64) -> Option<Range> {
         Some(Range::Bytes { offset, len })
-    }
-
-    #[test]
-    fn attributes_wait_for_the_direct_writes_of_before() {
-        let passing = Arc::new(Passing::default());
-        let begin = |ino: u64| passing.begin(INodeNo(ino));
-        let _elsewhere = begin(3);
-        passing.wait(INO, Duration::from_secs(60));
-        let before = begin(INO.0);
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| passing.wait(INO, Duration::from_secs(600)));
-            std::thread::sleep(Duration::from_millis(20));
-            assert!(!waiter.is_finished());
-            drop(before);
-        });
-        let _later = begin(INO.0);
-        passing.wait(INO, Duration::ZERO);
-        assert_eq!(passing.state.lock().1.len(), 2);
     }
 
     #[test]
