@@ -31,6 +31,8 @@ struct User {
     volume: RemoteVolume,
     handle: Handle,
     ino: InodeNo,
+    /// The file's change counter when it was opened.
+    opened_at: Option<u64>,
 }
 
 impl User {
@@ -38,7 +40,7 @@ impl User {
         let volume = world.client();
         let made = volume.create(&CALLER, InodeNo::ROOT, b"f", 0o644, false, READ_WRITE);
         let (attr, file) = made.expect("create or open");
-        Self { volume, handle: file.handle, ino: attr.ino }
+        Self { volume, handle: file.handle, ino: attr.ino, opened_at: Some(file.change) }
     }
 
     fn ask(&self, space: LockSpace, owner: LockOwner, blocking: bool) -> Arc<Waiter> {
@@ -112,10 +114,11 @@ fn a_lock_keeps_others_out_and_lets_them_in() {
         one.unlock(space).expect("unlock");
         two.hear();
         assert_eq!(waiting.answer(), HELD);
-        assert!(waiting.was_stale(), "somebody has written since it looked");
+        let change = waiting.change();
+        assert!(change > two.opened_at, "somebody has written since it was opened");
         assert_eq!(one.try_lock(space), LOCKED);
         two.unlock(space).expect("unlock");
-        assert!(!two.ask(space, OWNER, false).was_stale(), "nobody has");
+        assert_eq!(two.ask(space, OWNER, false).change(), change, "nobody has since");
         two.volume.shut_down();
         assert_eq!(one.try_lock(space), HELD, "a client that leaves leaves no locks");
     });

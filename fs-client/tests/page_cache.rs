@@ -161,7 +161,6 @@ fn regression_a_page_read_while_an_asynchronous_direct_write_is_under_way_is_not
     let Some(m) = Mount::new(FuseSettings::default()) else {
         return;
     };
-    m.volume.keep_cache();
     let path = m.path("f");
     fs::write(&path, vec![1; PAGE]).expect("write");
     let aio = Aio::new();
@@ -223,7 +222,6 @@ fn direct_writes_without_cached_readers_are_answered_at_once_and_readers_are_not
     let Some(m) = Mount::new(FuseSettings::default()) else {
         return;
     };
-    m.volume.keep_cache();
     let path = m.path("f");
     fs::write(&path, vec![1; PAGE]).expect("write");
     let writer = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).expect("O_DIRECT");
@@ -309,4 +307,199 @@ fn a_file_that_is_being_cut_reads_no_zeros() {
     assert!(zeros.is_empty(), "zeros in {} of {passes} passes, at {zeros:?}", zeros.len());
     drop(file);
     m.end();
+}
+
+fn settings_with(attr_cache: Duration) -> FuseSettings {
+    FuseSettings { attr_cache, ..FuseSettings::default() }
+}
+
+/// Two mounts of one volume.
+fn two(attr_cache: Duration) -> Option<(Mount, Mount)> {
+    let one = Mount::new(settings_with(attr_cache))?;
+    let two = Mount::of(Arc::clone(&one.volume), settings_with(attr_cache));
+    Some((one, two))
+}
+
+fn overwrite(path: impl AsRef<std::path::Path>, value: u8) {
+    OpenOptions::new().write(true).open(path).expect("open").write_all_at(&[value; PAGE], 0).expect("write");
+}
+
+#[test]
+fn a_mount_s_own_changes_cost_no_pages() {
+    const PAGES: usize = 16;
+    let Some(m) = Mount::new(FuseSettings { readahead_bytes: 0, ..FuseSettings::default() }) else {
+        return;
+    };
+    fs::write(m.path("f"), vec![1; PAGES * PAGE]).expect("write");
+    let file = OpenOptions::new().read(true).write(true).open(m.path("f")).expect("open");
+    let mut bytes = vec![0; PAGES * PAGE];
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    let reads = m.volume.calls("read");
+    for round in 0..60u8 {
+        let page = usize::from(round) % PAGES;
+        file.write_all_at(&[round; PAGE], (page * PAGE) as u64).expect("write");
+        if round % 10 == 0 {
+            file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600 + u32::from(round % 7)))
+                .expect("chmod");
+            fs::rename(m.path("f"), m.path("g")).expect("rename");
+            fs::rename(m.path("g"), m.path("f")).expect("rename");
+        }
+        let again = File::open(m.path("f")).expect("open");
+        for file in [&file, &again] {
+            file.metadata().expect("stat");
+            file.read_exact_at(&mut bytes, 0).expect("read");
+            assert_eq!(bytes[page * PAGE], round);
+        }
+    }
+    assert_eq!(m.volume.calls("read"), reads, "all of it was in the page cache");
+    drop(file);
+    m.end();
+}
+
+#[test]
+fn a_file_that_stays_open_shows_changes_of_other_mounts() {
+    let Some((reader, writer)) = two(Duration::from_millis(100)) else {
+        return;
+    };
+    fs::write(reader.path("f"), [1; PAGE]).expect("write");
+    let file = File::open(reader.path("f")).expect("open");
+    for value in 2..8 {
+        first_byte(&file);
+        overwrite(writer.path("f"), value);
+        wait_for("the change shows", || first_byte(&file) == value);
+    }
+    drop(file);
+    reader.end();
+    writer.end();
+}
+
+#[test]
+fn bytes_are_no_older_than_the_attributes_before() {
+    let Some((reader, writer)) = two(Duration::from_millis(100)) else {
+        return;
+    };
+    fs::write(reader.path("f"), [1; PAGE]).expect("write");
+    let file = File::open(reader.path("f")).expect("open");
+    let changed = |metadata: fs::Metadata| metadata.modified().expect("a time");
+    for value in 2..20 {
+        first_byte(&file);
+        let before = changed(file.metadata().expect("stat"));
+        overwrite(writer.path("f"), value);
+        // By the descriptor, and by the name.
+        let look = || if value % 2 == 0 { file.metadata() } else { fs::metadata(reader.path("f")) };
+        wait_for("the time shows", || changed(look().expect("stat")) != before);
+        assert_eq!(first_byte(&file), value);
+    }
+    drop(file);
+    reader.end();
+    writer.end();
+}
+
+#[test]
+fn all_who_open_a_file_at_a_time_see_what_was_closed_before() {
+    let Some((reader, writer)) = two(Duration::from_secs(1)) else {
+        return;
+    };
+    fs::write(reader.path("f"), [1; PAGE]).expect("write");
+    let pages = File::open(reader.path("f")).expect("open");
+    for round in 0..300u32 {
+        let value = (round % 250) as u8 + 2;
+        // So that there are pages to forget.
+        first_byte(&pages);
+        overwrite(writer.path("f"), value);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let file = File::open(reader.path("f")).expect("open");
+                    assert_eq!(first_byte(&file), value, "round {round}");
+                });
+            }
+        });
+    }
+    drop(pages);
+    reader.end();
+    writer.end();
+}
+
+#[test]
+fn without_cached_attributes_each_read_asks() {
+    let Some((reader, writer)) = two(Duration::ZERO) else {
+        return;
+    };
+    fs::write(reader.path("f"), [1; PAGE]).expect("write");
+    let file = File::open(reader.path("f")).expect("open");
+    for value in 2..20 {
+        overwrite(writer.path("f"), value);
+        assert_eq!(first_byte(&file), value);
+    }
+    drop(file);
+    reader.end();
+    writer.end();
+}
+
+/// How long programs race.
+const RACE: Duration = Duration::from_secs(4);
+
+/// Writers read the page that they have just written, while others read and open the file, and look at it: each sees its own writes, at once and at the end.
+#[test]
+fn a_program_reads_what_it_has_written() {
+    const WRITERS: usize = 3;
+    let Some(m) = Mount::new(FuseSettings::default()) else {
+        return;
+    };
+    let another = Mount::of(Arc::clone(&m.volume), FuseSettings::default());
+    fs::write(m.path("f"), vec![0; (WRITERS + 1) * PAGE]).expect("write");
+    let is_done = AtomicBool::new(false);
+    let written: Vec<(u64, u64)> = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                let file = OpenOptions::new().read(true).write(true).open(m.path("f")).expect("open");
+                let at = (writer * PAGE) as u64;
+                let is_done = &is_done;
+                scope.spawn(move || {
+                    let (mut count, mut stale, mut bytes) = (0u64, 0, [0; 8]);
+                    while !is_done.load(Ordering::Acquire) {
+                        count += 1;
+                        file.write_all_at(&count.to_ne_bytes(), at + (count % 500) * 8).expect("write");
+                        file.read_exact_at(&mut bytes, at + (count % 500) * 8).expect("read");
+                        stale += u64::from(u64::from_ne_bytes(bytes) != count);
+                    }
+                    (count, stale)
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let mut bytes = vec![0; (WRITERS + 1) * PAGE];
+            while !is_done.load(Ordering::Acquire) {
+                let file = File::open(m.path("f")).expect("open");
+                file.read_exact_at(&mut bytes, 0).expect("read");
+                file.metadata().expect("stat");
+            }
+        });
+        scope.spawn(|| {
+            // Another mount changes the file now and then, so that pages are forgotten.
+            while !is_done.load(Ordering::Acquire) {
+                let file = OpenOptions::new().write(true).open(another.path("f")).expect("open");
+                file.write_all_at(&[1; PAGE], (WRITERS * PAGE) as u64).expect("write");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        std::thread::sleep(RACE);
+        is_done.store(true, Ordering::Release);
+        writers.into_iter().map(|writer| writer.join().expect("the writer")).collect()
+    });
+    let stale: u64 = written.iter().map(|(_, stale)| stale).sum();
+    assert_eq!(stale, 0, "stale reads, of {written:?} writes");
+    // What the kernel keeps is what the volume has.
+    let kept = File::open(m.path("f")).expect("open");
+    let mut bytes = [[0; PAGE]; 2];
+    for page in 0..WRITERS {
+        kept.read_exact_at(&mut bytes[0], (page * PAGE) as u64).expect("read");
+        let there = File::open(another.path("f")).expect("open");
+        there.read_exact_at(&mut bytes[1], (page * PAGE) as u64).expect("read");
+        assert!(bytes[0] == bytes[1], "page {page} of the file is another one in the page cache");
+    }
+    drop(kept);
+    m.end();
+    another.end();
 }

@@ -70,6 +70,7 @@ rpc_kinds! {
     "open_region" => Request::OpenRegion { .. },
     "grant_write" => Request::GrantWrite { .. },
     "return_grant" => Request::ReturnGrant { .. },
+    "changes" => Request::Changes { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

@@ -3,7 +3,7 @@
 use super::handles::HandleState;
 use super::remote::RemoteVolume;
 use super::replies::unexpected;
-use super::volume::{Caller, FsError, Handle, Volume, WriteHow};
+use super::volume::{Caller, Copied, FsError, Handle, Volume, WriteHow};
 use cuttlefs_common::attr::InodeFlags;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Reply, Request};
@@ -17,7 +17,7 @@ impl RemoteVolume {
         (from, source, from_offset): (Handle, &HandleState, u64),
         (to, to_offset): (&HandleState, u64),
         len: u64,
-    ) -> Result<u64, FsError> {
+    ) -> Result<Copied, FsError> {
         if !source.how.read || !to.how.write {
             return Err(FsError::Server(Status::Denied));
         }
@@ -56,14 +56,15 @@ impl RemoteVolume {
         to: &HandleState,
         to_offset: u64,
         len: u32,
-    ) -> Result<u64, FsError> {
+    ) -> Result<Copied, FsError> {
         let mut bytes = Vec::with_capacity(len as usize);
         self.read(caller, from, from_offset, len, &mut |read| bytes.extend_from_slice(read))?;
         if bytes.is_empty() {
-            return Ok(0);
+            return Ok(Copied { len: 0, change: 0 });
         }
         let how = WriteHow { append: false, sync: to.how.sync };
-        self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
+        let written = self.write_through(caller, to, to_offset, &bytes, how)?;
+        Ok(Copied { len: written.len.into(), change: written.change })
     }
 
     /// Has the server copy. This mount has no copy of the bytes that it could restore after a kill of the server. So this call returns when the
@@ -73,14 +74,14 @@ impl RemoteVolume {
         caller: &Caller,
         target: InodeNo,
         build: impl Fn() -> Request<'r>,
-    ) -> Result<u64, FsError> {
+    ) -> Result<Copied, FsError> {
         let take = |reply: Reply<'_>| match reply {
-            Reply::Copied { len, .. } => Ok(len),
+            Reply::Copied { len, change } => Ok(Copied { len, change }),
             other => unexpected(other),
         };
         let copy = || self.session.call_noting_session(caller, &build, take);
         let (copied, copied_by) = copy()?;
-        if copied == 0 || self.session.unsynced().answers_are_durable() {
+        if copied.len == 0 || self.session.unsynced().answers_are_durable() {
             return Ok(copied);
         }
         self.session.sync_where_done(caller, target, (copied, copied_by), copy)

@@ -4,9 +4,9 @@ use super::figures::figures;
 use super::grants::HeldGrants;
 use super::handles::{HandleState, HandleTable};
 use super::idle_memory::IdleMemory;
-use super::replies::{attr, bytes, done, unexpected};
+use super::replies::{attr, bytes, changes, done, unexpected};
 use super::volume::{
-    Caller, Condition, FsError, Handle, LockWaiter, OpenFile, OpenHow, Volume, WriteHow, Written,
+    Caller, Condition, Copied, FsError, Handle, LockWaiter, OpenFile, OpenHow, Volume, WriteHow, Written,
 };
 use crate::read::{BitmapPulls, CachedRegion, CountSharing, Reads};
 use crate::session::{ServerOpen, Session, Task};
@@ -77,10 +77,8 @@ impl RemoteVolume {
     }
 
     fn opened(&self, (attr, file): (Attr, Arc<ServerOpen>), how: OpenHow) -> OpenFile {
-        let change = attr.change;
-        let keep_cache = self.session.seen().opened(attr.ino, change);
         self.session.opens().forget_written(|| self.session.unsynced().files());
-        OpenFile { handle: self.insert_handle(file, how), keep_cache, change }
+        OpenFile { handle: self.insert_handle(file, how), change: attr.change }
     }
 
     pub(super) fn insert_handle(&self, file: Arc<ServerOpen>, how: OpenHow) -> Handle {
@@ -104,6 +102,10 @@ impl Volume for RemoteVolume {
         self.session.root()
     }
 
+    fn server_epoch(&self) -> u64 {
+        self.session.look().map_or(0, |attachment| attachment.attached.server_epoch)
+    }
+
     fn lookup(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
         if name != b".." {
             check_name(name)?;
@@ -113,6 +115,10 @@ impl Volume for RemoteVolume {
 
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError> {
         self.session.call(caller, || Request::GetAttr { ino }, attr)
+    }
+
+    fn changes(&self, inos: &[InodeNo]) -> Result<Vec<Option<u64>>, FsError> {
+        self.session.call(&self.session.own_caller(), || Request::Changes { inodes: inos.to_vec() }, changes)
     }
 
     fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
@@ -126,7 +132,6 @@ impl Volume for RemoteVolume {
         let room = set.size.map(|_| self.session.room_for(0)).transpose()?;
         let build = || Request::SetAttr { ino, set };
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        self.session.seen().changed_by_us(ino, attr.change);
         if let Some((size, room)) = set.size.zip(room) {
             self.session.unsynced().note_end(room, session, ino, size, attr.change);
         }
@@ -374,14 +379,14 @@ impl Volume for RemoteVolume {
         offset: u64,
         len: u64,
         how: Allocate,
-    ) -> Result<(), FsError> {
+    ) -> Result<u64, FsError> {
         let state = self.unfenced(handle)?;
         let room = self.session.room_for(0)?;
         let build = || Request::Allocate { filekey: state.file().filekey(), offset, len, how };
         let ino = state.file().ino();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
         self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
-        Ok(())
+        Ok(attr.change)
     }
 
     fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError> {
@@ -401,7 +406,7 @@ impl Volume for RemoteVolume {
         to: Handle,
         to_offset: u64,
         len: u64,
-    ) -> Result<u64, FsError> {
+    ) -> Result<Copied, FsError> {
         let (source, target) = (self.unfenced(from)?, self.unfenced(to)?);
         self.copy(caller, (from, &source, from_offset), (&target, to_offset), len)
     }

@@ -27,6 +27,14 @@ pub(super) fn attr(reply: Reply<'_>) -> Result<Attr, FsError> {
     }
 }
 
+/// The change counters in a reply.
+pub(super) fn changes(reply: Reply<'_>) -> Result<Vec<Option<u64>>, FsError> {
+    match reply {
+        Reply::Changes(changes) => Ok(changes),
+        other => unexpected(other),
+    }
+}
+
 /// The bytes in a reply.
 pub(super) fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, FsError> {
     match reply {

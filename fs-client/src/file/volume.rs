@@ -60,6 +60,17 @@ pub struct Written {
     pub offset: u64,
     /// The number of bytes written.
     pub len: u32,
+    /// The file's change counter behind the write; that of the last part, if it was written in parts.
+    pub change: u64,
+}
+
+/// The result of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The number of bytes copied; 0: nothing has changed.
+    pub len: u64,
+    /// The target's change counter behind the copy.
+    pub change: u64,
 }
 
 /// An opened file.
@@ -67,9 +78,7 @@ pub struct Written {
 pub struct OpenFile {
     /// The handle of this open.
     pub handle: Handle,
-    /// Whether pages that the kernel cached at an earlier open are still good.
-    pub keep_cache: bool,
-    /// The file's change counter at the open: attributes with an older counter must not be used any more.
+    /// The file's change counter at the open: attributes and bytes with an older counter must not be used any more.
     pub change: u64,
 }
 
@@ -77,10 +86,17 @@ pub struct OpenFile {
 pub trait Volume: Send + Sync + 'static {
     /// The inode that this mount shows as its root directory. The FUSE edge maps FUSE's inode 1 to it and back.
     fn root(&self) -> InodeNo;
+    /// A number of the server whose answers come now. A server may have lost changes of the one before, and counts others by the same counters. So a
+    /// counter is of the server that had this number both before the request and behind its answer.
+    fn server_epoch(&self) -> u64 {
+        0
+    }
     /// Finds a name. `..` finds the parent of a directory.
     fn lookup(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError>;
     /// Reads attributes.
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError>;
+    /// Reads the change counters of some files, at most [`CHANGES_MAX`](cuttlefs_common::rpc::CHANGES_MAX). `None`: there is no such file. Asked for the mount itself, not for a program.
+    fn changes(&self, inos: &[InodeNo]) -> Result<Vec<Option<u64>>, FsError>;
     /// Changes attributes.
     fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError>;
     /// Makes a name and its inode.
@@ -228,7 +244,7 @@ pub trait Volume: Send + Sync + 'static {
     ) -> Result<(), FsError>;
     /// Removes one extended attribute.
     fn remove_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<(), FsError>;
-    /// Reserves, punches or zeroes a range.
+    /// Reserves, punches or zeroes a range. Returns the file's change counter behind that.
     fn allocate(
         &self,
         caller: &Caller,
@@ -236,7 +252,7 @@ pub trait Volume: Send + Sync + 'static {
         offset: u64,
         len: u64,
         how: Allocate,
-    ) -> Result<(), FsError>;
+    ) -> Result<u64, FsError>;
     /// Finds the next data or hole.
     fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError>;
     /// Copies within the server; may copy fewer bytes.
@@ -248,7 +264,7 @@ pub trait Volume: Send + Sync + 'static {
         to: Handle,
         to_offset: u64,
         len: u64,
-    ) -> Result<u64, FsError>;
+    ) -> Result<Copied, FsError>;
     /// The counts of this mount so far, by name, for `cuttlefs status`.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

@@ -24,14 +24,15 @@ impl RemoteVolume {
         how: WriteHow,
     ) -> Result<Written, FsError> {
         let (mut written, mut all_durable) = (0, true);
-        let mut first = offset;
+        let (mut first, mut change) = (offset, 0);
         for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
             let once = || self.write_once(caller, state, offset + u64::from(written), how.append, chunk);
             match self.through(caller, state, once) {
-                Ok((at, len, durable)) => {
+                Ok((at, len, counted, durable)) => {
                     if written == 0 {
                         first = at;
                     }
+                    change = counted;
                     written += len;
                     all_durable &= durable;
                 }
@@ -44,10 +45,10 @@ impl RemoteVolume {
             let ino = state.file().ino();
             self.sync(caller, state, SyncScope::InodeContents(ino))?;
         }
-        Ok(Written { offset: first, len: written })
+        Ok(Written { offset: first, len: written, change })
     }
 
-    /// Writes. Returns where the bytes were written, their number, and whether they are durable.
+    /// Writes. Returns where the bytes were written, their number, the file's change counter, and whether they are durable.
     fn write_once(
         &self,
         caller: &Caller,
@@ -55,7 +56,7 @@ impl RemoteVolume {
         offset: u64,
         append: bool,
         bytes: &[u8],
-    ) -> Result<(u64, u32, bool), FsError> {
+    ) -> Result<(u64, u32, u64, bool), FsError> {
         let file = state.file();
         // A copy of every answered write is kept.
         let room = self.session.room_for(bytes.len())?;
@@ -72,9 +73,9 @@ impl RemoteVolume {
             // The server that answered was lost before the bytes were noted. Or an earlier server was lost that may have done the write: then the
             // counter is the one that it had stored.
             self.session.settle_write(caller, file, (at, bytes), change, session)?;
-            return Ok((at, len, true));
+            return Ok((at, len, change, true));
         }
-        Ok((at, len, false))
+        Ok((at, len, change, false))
     }
 
     /// Sends a write. Returns where the bytes were written, their number, and the file's change counter.
@@ -88,12 +89,7 @@ impl RemoteVolume {
         bytes: &[u8],
     ) -> Result<(u64, u32, u64), FsError> {
         let take = |reply: Reply<'_>| match reply {
-            Reply::Written { offset, len, change, .. } => {
-                if len > 0 {
-                    self.session.seen().changed_by_us(file.ino(), change);
-                }
-                Ok((offset, len.min(bytes.len() as u32), change))
-            }
+            Reply::Written { offset, len, change, .. } => Ok((offset, len.min(bytes.len() as u32), change)),
             other => unexpected(other),
         };
         // The payload is built for each attempt: a fetch on another connection may have used the buffer in between.

@@ -75,6 +75,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 reply,
             );
         }
+        let epoch = self.volume.server_epoch();
         let found = self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes());
         let led_to = found.as_ref().ok().map(|attr| (attr.ino, attr.kind));
         self.nameless_opens.note_lookup(req.pid(), self.name(parent, name), led_to);
@@ -88,7 +89,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 if let Ok(attr) = &found {
                     self.filling.until_passed(convert::to_fuse_ino(self.root, attr.ino));
                 }
-                self.reply_entry(self.name(parent, name), found, reply);
+                self.tell_entry(epoch, self.name(parent, name), found, reply);
             }
         }
     }
@@ -98,9 +99,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         match self.ino(ino) {
             ino if ino == self.root => self.reply_root_attr(&caller(req), reply),
             volume_ino => {
+                let epoch = self.volume.server_epoch();
                 let attr = self.volume.get_attr(&caller(req), volume_ino);
                 self.filling.until_passed(ino);
-                self.reply_attr(attr, reply);
+                self.tell_attr(epoch, attr, fh.is_some(), reply);
             }
         }
     }
@@ -133,9 +135,13 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             ctime,
             flags: None,
         };
-        let ino = self.ino(ino);
         let caller = Caller { drops_privileges: takes_set_ids && size.is_some(), ..caller(req) };
-        let changed = self.volume.set_attr(&caller, ino, set);
+        let changed = self.changing(ino, || {
+            let changed = self.volume.set_attr(&caller, self.ino(ino), set);
+            // Nothing changes by an empty set, so its counter may be of another client's change.
+            let change = changed.as_ref().ok().filter(|_| set != SetAttr::default()).map(|attr| attr.change);
+            (changed, change)
+        });
         self.reply_attr(changed, reply);
         if let Some(length) = length {
             length.answered(req.pid());
@@ -207,8 +213,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             return reply.error(Errno::EINVAL);
         };
         let (from, to) = (self.ino(parent), self.ino(newparent));
+        let epoch = self.volume.server_epoch();
         let renamed = self.volume.rename(&caller(req), from, name.as_bytes(), to, newname.as_bytes(), mode);
         if let Ok(attr) = &renamed {
+            self.changed(convert::to_fuse_ino(self.root, attr.ino), epoch, attr.change);
             let exchanges = mode == RenameMode::Exchange;
             self.names.moved(self.name(parent, name), self.name(newparent, newname), exchanges, attr);
         }
@@ -217,7 +225,12 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn link(&self, req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let _span = request!("link", req, ino = ino.0, parent = newparent.0, name = ?newname);
-        let linked = self.volume.link(&caller(req), self.ino(ino), self.ino(newparent), newname.as_bytes());
+        let linked = self.changing(ino, || {
+            let linked =
+                self.volume.link(&caller(req), self.ino(ino), self.ino(newparent), newname.as_bytes());
+            let change = linked.as_ref().ok().map(|attr| attr.change);
+            (linked, change)
+        });
         self.reply_entry(self.name(newparent, newname), linked, reply);
     }
 
@@ -226,12 +239,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let is_trusted = self.nameless_opens.is_trusted(req.pid(), self.ino(ino));
         let told = (!is_trusted).then(|| self.names.of(self.ino(ino)));
         let how = OpenHow { told, ..convert::open_how(flags.0) };
+        let epoch = self.volume.server_epoch();
         match self.volume.open(&caller(req), self.ino(ino), how) {
             Ok(opened) => {
-                let (handle, how) = self.opened(self.ino(ino), flags.0, &opened);
-                if !reply.opened(handle, how) {
-                    self.volume.release(opened.handle);
-                }
+                self.reply_opened(ino, flags.0, (epoch, opened), reply);
             }
             Err(error) => {
                 if !is_trusted && matches!(error, FsError::Server(Status::Stale)) {
@@ -254,10 +265,11 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     ) {
         let _span = request!("create", req, parent = parent.0, name = ?name, mode = mode, flags = flags);
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
+        let epoch = self.volume.server_epoch();
         match self.volume.create(&maker(req, umask), self.ino(parent), name.as_bytes(), mode, true, how) {
             Ok((attr, opened)) => {
                 self.names.told(self.name(parent, name), &attr);
-                self.reply_created(flags, &attr, &opened, reply);
+                self.reply_created(flags, &attr, (epoch, opened), reply);
             }
             // See the module's header: the kernel retries by lookup and open.
             Err(FsError::Server(Status::Exists)) if flags & libc::O_EXCL == 0 => reply.error(Errno::ESTALE),
@@ -269,8 +281,9 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     fn tmpfile(&self, req: &Request, parent: INodeNo, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
         let _span = request!("tmpfile", req, parent = parent.0, mode = mode, flags = flags);
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
+        let epoch = self.volume.server_epoch();
         match self.volume.create_nameless(&maker(req, umask), self.ino(parent), mode, how) {
-            Ok((attr, opened)) => self.reply_created(flags, &attr, &opened, reply),
+            Ok((attr, opened)) => self.reply_created(flags, &attr, (epoch, opened), reply),
             Err(error) => reply.error(refused(&error)),
         }
     }
@@ -290,53 +303,33 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         // The kernel names a lock owner when it reads past its cache for a system call, and none when it fills pages.
         let fills = lock_owner.is_none();
         // Until the answer is given.
-        let filling = fills.then(|| {
-            self.cache.fills(ino);
+        let _filling = fills.then(|| {
+            self.cache.files().reads(ino, offset, offset.saturating_add(u64::from(size)));
             self.filling.reads(ino, offset)
         });
-        let end = offset.saturating_add(u64::from(size));
         let mut reply = Some(reply);
-        loop {
-            let mut short = None;
-            let mut is_outdated = false;
-            if let Some(filling) = &filling {
-                self.filling.until_written(filling, offset, end);
+        let mut short = None;
+        let result = self.volume.read(&caller(req), handle(fh), offset, size, &mut |bytes| {
+            let lacking = (size as usize).saturating_sub(bytes.len());
+            let is_surprise = lacking >= PAGE_SIZE;
+            if fills && lacking > 0 && (is_surprise || !self.filling.short_counts(ino, offset)) {
+                // The volume may need its memory for the READ that is waited for.
+                short = Some((bytes.to_vec(), is_surprise));
+            } else if let Some(reply) = reply.take() {
+                reply.data(bytes);
             }
-            let result = self.volume.read(&caller(req), handle(fh), offset, size, &mut |bytes| {
-                is_outdated =
-                    filling.as_ref().is_some_and(|read| self.filling.is_outdated(read, offset, end));
-                let lacking = (size as usize).saturating_sub(bytes.len());
-                let is_surprise = lacking >= PAGE_SIZE;
-                let waits = fills && lacking > 0 && (is_surprise || !self.filling.short_counts(ino, offset));
-                if is_outdated {
-                    // Once more.
-                } else if waits {
-                    // The volume may need its memory for the READ that is waited for.
-                    short = Some((bytes.to_vec(), is_surprise));
-                } else if let Some(reply) = reply.take() {
-                    reply.data(bytes);
+        });
+        match (result, reply) {
+            (Err(error), Some(reply)) => reply.error(refused(&error)),
+            // If the volume has handed nothing over, this is the end of the file.
+            (Ok(()), Some(reply)) => {
+                let (bytes, is_surprise) = short.unwrap_or((Vec::new(), true));
+                if fills {
+                    self.filling.until_short_counts(ino, offset, is_surprise);
                 }
-            });
-            // Also if the volume has handed nothing over.
-            is_outdated |= reply.is_some()
-                && filling.as_ref().is_some_and(|read| self.filling.is_outdated(read, offset, end));
-            match (result, reply.take()) {
-                (Err(error), Some(reply)) => reply.error(refused(&error)),
-                (Ok(()), again) if is_outdated => {
-                    reply = again;
-                    continue;
-                }
-                // If the volume has handed nothing over, this is the end of the file.
-                (Ok(()), Some(reply)) => {
-                    let (bytes, is_surprise) = short.unwrap_or((Vec::new(), true));
-                    if fills {
-                        self.filling.until_short_counts(ino, offset, is_surprise);
-                    }
-                    reply.data(&bytes);
-                }
-                (_, None) => {}
+                reply.data(&bytes);
             }
-            return;
+            (_, None) => {}
         }
     }
 
@@ -358,21 +351,31 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         // A lock owner means the same as for a read. A write through the cache, or a write-back of mapped pages, keeps its pages locked until it is
         // answered.
         let is_past_cache = lock_owner.is_some();
-        let _writing = (!is_past_cache).then(|| {
-            self.cache.fills(ino);
-            self.filling.writes(ino, offset, data.len())
-        });
         let passing = is_past_cache.then(|| self.filling.passes(ino));
+        if !is_past_cache {
+            self.cache.files().fills(ino);
+        }
         let how = convert::write_how(flags.0, write_flags);
-        let written = self.volume.write_how(&caller, handle(fh), offset, data, how);
+        let written = self.changing(ino, || {
+            let written = self.volume.write_how(&caller, handle(fh), offset, data, how);
+            let change =
+                written.as_ref().ok().filter(|written| written.len > 0).map(|written| written.change);
+            (written, change)
+        });
         if written.is_ok() {
             self.changed_by(&caller, ino);
         }
         match (written, passing) {
-            (Ok(Written { offset, len }), Some(passing)) => {
-                self.cache.answer_passed(ino, offset, len, reply, passing);
+            (Ok(Written { offset, len, .. }), Some(passing)) => {
+                self.cache.when_passed(ino, offset, len, move || {
+                    reply.written(len);
+                    drop(passing);
+                });
             }
-            (Ok(Written { len, .. }), None) => reply.written(len),
+            (Ok(Written { len, .. }), None) => {
+                self.cache.wrote(ino, offset, len);
+                reply.written(len);
+            }
             (Err(error), _) => reply.error(refused(&error)),
         }
     }
@@ -396,6 +399,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyEmpty,
     ) {
         let _span = request!("release", req, ino = ino.0, fh = fh.0);
+        self.cache.files().closed(ino);
         self.volume.release(handle(fh));
         reply.ok();
     }
@@ -463,7 +467,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let Some(lock) = convert::lock(space, owner, start, end, typ, pid) else {
             return reply.error(Errno::EINVAL);
         };
-        let waiter = LockRequest::new(ino, self.ino(ino), &self.cache, &self.lacking, reply);
+        let waiter = LockRequest::new(self, ino, reply);
         self.volume.set_lock(&caller(req), handle(fh), lock, sleep, waiter);
     }
 
@@ -642,7 +646,11 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         match convert::allocate_mode(mode) {
             Some(how) => {
                 let writer = self.writer(req, self.ino(ino), req.uid() == ROOT_USER);
-                let allocated = self.volume.allocate(&writer, handle(fh), offset, length, how);
+                let allocated = self.changing(ino, || {
+                    let allocated = self.volume.allocate(&writer, handle(fh), offset, length, how);
+                    let change = allocated.as_ref().ok().copied();
+                    (allocated.map(drop), change)
+                });
                 self.changed_by(&writer, ino);
                 reply_done(allocated, reply);
             }
@@ -704,9 +712,13 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let len = len.min(MAX_COPY_BYTES);
         let (from, to) = (handle(fh_in), handle(fh_out));
         let writer = self.writer(req, self.ino(ino_out), req.uid() == ROOT_USER);
-        let copied = self.volume.copy_range(&writer, from, offset_in, to, offset_out, len);
+        let copied = self.changing(ino_out, || {
+            let copied = self.volume.copy_range(&writer, from, offset_in, to, offset_out, len);
+            let change = copied.as_ref().ok().filter(|copied| copied.len > 0).map(|copied| copied.change);
+            (copied, change)
+        });
         self.changed_by(&writer, ino_out);
-        match copied.map(u32::try_from) {
+        match copied.map(|copied| u32::try_from(copied.len)) {
             Ok(Ok(copied)) => reply.written(copied),
             Ok(Err(_)) => reply.error(Errno::EIO),
             Err(error) => reply.error(refused(&error)),

@@ -1,10 +1,11 @@
 //! A mount's state at the FUSE edge, and what several of its requests need: who asks, what the kernel is told of an opened file.
 
+use super::cached_files::At;
 use super::convert;
 use super::filling::Filling;
 use super::kernel::{
-    FileHandle, FopenFlags, INodeNo, InitFlags, Notifier, ReplyAttr, ReplyCreate, ReplyEntry, ReplyStatfs,
-    Request,
+    FileHandle, FopenFlags, INodeNo, InitFlags, Notifier, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen,
+    ReplyStatfs, Request,
 };
 use super::kernel_cache::KernelCache;
 use super::lacking::{Lack, Lacking};
@@ -110,6 +111,20 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         Caller { drops_privileges, ..caller(req) }
     }
 
+    /// Does an own change of a file, so that the kernel's pages are known to have it. `change` returns the file's change counter behind it, if it has changed.
+    pub(super) fn changing<T>(&self, ino: INodeNo, change: impl FnOnce() -> (T, Option<u64>)) -> T {
+        let epoch = self.volume.server_epoch();
+        let own = self.cache.files().changes(ino);
+        let (done, counted) = change();
+        own.answered(counted.and_then(|change| At::of(&*self.volume, epoch, change)));
+        done
+    }
+
+    /// Notes an own change that was answered. Until then it was not known of which file.
+    pub(super) fn changed(&self, ino: INodeNo, epoch: u64, change: u64) {
+        self.cache.files().changes(ino).answered(At::of(&*self.volume, epoch, change));
+    }
+
     /// Notes that `writer` has changed the contents of a file.
     pub(super) fn changed_by(&self, writer: &Caller, ino: INodeNo) {
         if writer.drops_privileges {
@@ -126,29 +141,64 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         self.direct_io_maps && (self.settings.uncached || asked || appends)
     }
 
-    /// How the kernel uses a file that was just opened.
-    pub(super) fn opened(&self, ino: InodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
-        // The opener must see changes of mounts that have closed the file. The length comes with the attributes, which an open does not bring.
-        self.lacking.forget_older(ino, opened.change, || {
-            self.cache.forget_attributes(convert::to_fuse_ino(self.root, ino));
-        });
-        let handle = FileHandle(opened.handle.0);
-        if self.is_direct(flags) {
-            return (handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
-        }
-        let keep_cache = opened.keep_cache && !self.settings.uncached;
-        (handle, if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() })
+    /// Answers that a file was opened with these flags. `epoch` is the server's number before the request. If nobody takes the answer, closes the file.
+    pub(super) fn reply_opened(
+        &self,
+        ino: INodeNo,
+        flags: i32,
+        (epoch, opened): (u64, OpenFile),
+        reply: ReplyOpen,
+    ) {
+        self.cache.files().opened(ino);
+        let (handle, how) = self.opened(ino, flags, &opened);
+        let (volume, cache) = (self.volume.clone(), self.cache.clone());
+        let answer = move || {
+            if !reply.opened(handle, how) {
+                cache.files().closed(ino);
+                volume.release(opened.handle);
+            }
+        };
+        let at = At::of(&*self.volume, epoch, opened.change);
+        self.cache.when_good(ino, at, answer);
     }
 
     /// Answers that a file was made and opened with these flags. If nobody takes the answer, closes the file.
-    pub(super) fn reply_created(&self, flags: i32, attr: &Attr, opened: &OpenFile, reply: ReplyCreate) {
+    pub(super) fn reply_created(
+        &self,
+        flags: i32,
+        attr: &Attr,
+        (epoch, opened): (u64, OpenFile),
+        reply: ReplyCreate,
+    ) {
         self.lacking.told(attr);
-        let (handle, how) = self.opened(attr.ino, flags, opened);
+        let ino = convert::to_fuse_ino(self.root, attr.ino);
+        self.cache.files().opened(ino);
+        let (handle, how) = self.opened(ino, flags, &opened);
         let attr = convert::to_file_attr(self.root, attr);
         let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
-        if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
-            self.volume.release(opened.handle);
-        }
+        let (volume, cache) = (self.volume.clone(), self.cache.clone());
+        let answer = move || {
+            if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
+                cache.files().closed(ino);
+                volume.release(opened.handle);
+            }
+        };
+        let at = At::of(&*self.volume, epoch, opened.change);
+        self.cache.when_good(ino, at, answer);
+    }
+
+    /// How the kernel uses a file that was just opened.
+    fn opened(&self, ino: INodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
+        // The opener must see changes of mounts that have closed the file. The length comes with the attributes, which an open does not bring.
+        self.lacking.forget_older(self.ino(ino), opened.change, || self.cache.forget_attributes(ino));
+        let how = if self.is_direct(flags) {
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        } else {
+            FopenFlags::empty()
+        };
+        // Pages that are not good are forgotten before the answer.
+        let keeps = if self.settings.uncached { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE };
+        (FileHandle(opened.handle.0), how | keeps)
     }
 }
 

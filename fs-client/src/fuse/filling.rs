@@ -1,11 +1,4 @@
-//! Requests that are under way: READs that fill pages, writes through the page cache and past it, and changes of a file's length.
-//!
-//! # Pages that are written
-//! The kernel copies the bytes of a write into a cached page, lets go of the page, and sends the WRITE then. Before the server has it, the page may be
-//! dropped, because the attributes that another thread was told show a change; and a READ may bring the old bytes back, which would stay. So a READ is
-//! done when the WRITEs of its bytes have been, and once more if such a WRITE has come meanwhile ([`Filling::is_outdated`]). The kernel keeps the pages of
-//! a READ locked, so each writer has one WRITE at most that it waits for. Left is a writer that stands still between its copy and its WRITE for as long
-//! as the READ takes.
+//! Requests that are under way: READs that fill pages, writes past the page cache, and changes of a file's length.
 //!
 //! # A short answer
 //! If a READ brings fewer bytes than the kernel wanted, the kernel takes the end of these bytes for the end of the file: it fills the rest of the
@@ -57,12 +50,10 @@ const CHANGED_MAX: usize = 256;
 /// A request that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A READ from this offset on. Its bytes are of after the WRITEs that were noted before `since`.
-    Read { at: u64, since: u64 },
+    /// A READ from this offset on.
+    Read { at: u64 },
     /// A change of the length.
     Length,
-    /// A WRITE through the page cache of `[from, to)`. One that has ended is kept for the READs that were under way.
-    Write { from: u64, to: u64, ended: bool },
     /// A direct write.
     Past,
 }
@@ -97,9 +88,9 @@ impl UnderWay {
     /// Whether a short answer to the READ at `offset` must wait for a request that was noted before the number `before`.
     fn must_wait(&self, ino: INodeNo, offset: u64, before: u64) -> bool {
         let first = |noted: &Noted| match noted.kind {
-            Kind::Read { at, .. } => at < offset,
+            Kind::Read { at } => at < offset,
             Kind::Length => true,
-            Kind::Write { .. } | Kind::Past => false,
+            Kind::Past => false,
         };
         self.files
             .get(&ino.0)
@@ -112,40 +103,10 @@ impl UnderWay {
         all.any(|noted| noted.number < before && matches!(noted.kind, Kind::Past))
     }
 
-    /// The WRITEs of bytes in `[from, to)`: numbers, and whether they have ended.
-    fn writes(&self, ino: INodeNo, from: u64, to: u64) -> impl Iterator<Item = (u64, bool)> + '_ {
-        self.files.get(&ino.0).into_iter().flatten().filter_map(move |noted| match noted.kind {
-            Kind::Write { from: first, to: end, ended } if first < to && from < end => {
-                Some((noted.number, ended))
-            }
-            _ => None,
-        })
-    }
-
-    /// The number of the WRITE from which on a READ's bytes may be older.
-    fn since(&self, read: &Under) -> u64 {
-        let mut all = self.files.get(&read.ino.0).into_iter().flatten();
-        match all.find(|noted| noted.number == read.number).map(|noted| noted.kind) {
-            Some(Kind::Read { since, .. }) => since,
-            _ => 0,
-        }
-    }
-
     /// Notes the end of a request.
     fn end(&mut self, ino: INodeNo, number: u64) {
         let Some(all) = self.files.get_mut(&ino.0) else { return };
-        for noted in all.iter_mut().filter(|noted| noted.number == number) {
-            if let Kind::Write { ended, .. } = &mut noted.kind {
-                *ended = true;
-            }
-        }
-        all.retain(|noted| noted.number != number || matches!(noted.kind, Kind::Write { .. }));
-        let oldest = all.iter().filter_map(|noted| match noted.kind {
-            Kind::Read { since, .. } => Some(since),
-            _ => None,
-        });
-        let oldest = oldest.min().unwrap_or(u64::MAX);
-        all.retain(|noted| !matches!(noted.kind, Kind::Write { ended: true, .. } if noted.number < oldest));
+        all.retain(|noted| noted.number != number);
         if all.is_empty() {
             self.files.remove(&ino.0);
         }
@@ -172,18 +133,12 @@ pub(super) struct Under {
 impl Filling {
     /// A READ that fills pages begins. Must be called before the volume is asked for the bytes.
     pub(super) fn reads(self: &Arc<Self>, ino: INodeNo, offset: u64) -> Under {
-        self.note(ino, |number| Kind::Read { at: offset, since: number })
-    }
-
-    /// A WRITE through the page cache begins. Must be called before the volume is given the bytes.
-    pub(super) fn writes(self: &Arc<Self>, ino: INodeNo, offset: u64, len: usize) -> Under {
-        let to = offset.saturating_add(len as u64);
-        self.note(ino, |_| Kind::Write { from: offset, to, ended: false })
+        self.note(ino, Kind::Read { at: offset })
     }
 
     /// A direct write begins. Must be called before the volume is given the bytes.
     pub(super) fn passes(self: &Arc<Self>, ino: INodeNo) -> Under {
-        self.note(ino, |_| Kind::Past)
+        self.note(ino, Kind::Past)
     }
 
     /// Waits until the direct writes of a file that are under way have been answered, at most [`PASSED_LIMIT`]. For attributes that the volume has told.
@@ -199,33 +154,9 @@ impl Filling {
         under_way.waiting -= 1;
     }
 
-    /// Whether WRITEs of bytes of this READ, in `[from, to)`, have come since its bytes were asked for: then they may be older.
-    pub(super) fn is_outdated(&self, read: &Under, from: u64, to: u64) -> bool {
-        let under_way = self.under_way.lock();
-        let since = under_way.since(read);
-        under_way.writes(read.ino, from, to).any(|(number, _)| number >= since)
-    }
-
-    /// Waits for the WRITEs of bytes of this READ, in `[from, to)`. The READ is done when this returns, or once more.
-    pub(super) fn until_written(&self, read: &Under, from: u64, to: u64) {
-        let mut under_way = self.under_way.lock();
-        under_way.waiting += 1;
-        while under_way.writes(read.ino, from, to).any(|(_, ended)| !ended) {
-            self.ended.wait(&mut under_way);
-        }
-        under_way.waiting -= 1;
-        let now = under_way.noted;
-        let all = under_way.files.get_mut(&read.ino.0).into_iter().flatten();
-        for noted in all.filter(|noted| noted.number == read.number) {
-            if let Kind::Read { since, .. } = &mut noted.kind {
-                *since = now;
-            }
-        }
-    }
-
     /// A change of the length begins. Must be called before the volume is asked for it.
     pub(super) fn changes_length(self: &Arc<Self>, ino: INodeNo) -> Under {
-        self.note(ino, |_| Kind::Length)
+        self.note(ino, Kind::Length)
     }
 
     /// Whether a short answer to the READ at `offset` may be given without a wait.
@@ -272,11 +203,11 @@ impl Filling {
         has_waited
     }
 
-    fn note(self: &Arc<Self>, ino: INodeNo, kind: impl FnOnce(u64) -> Kind) -> Under {
+    fn note(self: &Arc<Self>, ino: INodeNo, kind: Kind) -> Under {
         let mut under_way = self.under_way.lock();
         let number = under_way.noted;
         under_way.noted += 1;
-        under_way.files.entry(ino.0).or_default().push(Noted { number, kind: kind(number) });
+        under_way.files.entry(ino.0).or_default().push(Noted { number, kind });
         Under { filling: self.clone(), ino, number }
     }
 }
@@ -339,29 +270,6 @@ mod tests {
     }
 
     #[test]
-    fn a_read_is_outdated_by_the_writes_that_come_meanwhile() {
-        let filling = Arc::new(Filling::default());
-        let before = filling.writes(INO, 4000, 200);
-        let read = filling.reads(INO, 4096);
-        let is_outdated = |from, to| filling.is_outdated(&read, from, to);
-        assert!(!is_outdated(4096, 8192), "that one is waited for before the READ is done");
-        drop(before);
-        filling.until_written(&read, 4096, 8192);
-        let elsewhere = filling.writes(INO, 8192, 10);
-        let other = filling.writes(INodeNo(3), 4096, 10);
-        assert!(!is_outdated(4096, 8192));
-        let meanwhile = filling.writes(INO, 8000, 10);
-        assert!(is_outdated(4096, 8192));
-        drop(meanwhile);
-        assert!(is_outdated(4096, 8192), "also if it has ended");
-        filling.until_written(&read, 4096, 8192);
-        assert!(!is_outdated(4096, 8192), "the READ was done once more");
-        assert!(filling.short_counts(INO, 4096), "WRITEs shorten nothing");
-        drop((read, elsewhere, other));
-        assert!(filling.under_way.lock().files.is_empty(), "nothing is left of what has ended");
-    }
-
-    #[test]
     fn attributes_wait_for_the_direct_writes_of_before() {
         let filling = Arc::new(Filling::default());
         let elsewhere = filling.passes(INodeNo(3));
@@ -381,21 +289,6 @@ mod tests {
         assert!(filling.short_counts(INO, u64::MAX), "direct writes shorten nothing");
         drop((elsewhere, later));
         assert!(filling.under_way.lock().files.is_empty());
-    }
-
-    #[test]
-    fn a_read_waits_for_the_writes_of_its_bytes() {
-        let filling = Arc::new(Filling::default());
-        let (write, read) = (filling.writes(INO, 0, 4096), filling.reads(INO, 0));
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| filling.until_written(&read, 0, 4096));
-            while filling.under_way.lock().waiting == 0 {
-                std::thread::yield_now();
-            }
-            assert!(!waiter.is_finished());
-            drop(write);
-        });
-        assert!(!filling.is_outdated(&read, 0, 4096));
     }
 
     #[test]

@@ -1,9 +1,14 @@
-//! The kernel's cached pages and attributes of a file, and the way to make the kernel forget them.
+//! The way to make the kernel forget its cached pages and attributes of a file. What it may have is in `cached_files`.
 //!
-//! # Locks
-//! Programs on different machines take turns with a file by locks, so the new holder of a lock must read everything that the holder before wrote. So
-//! with every grant of a lock the kernel forgets the file's attributes, and its cached bytes if another client may have changed the file. The kernel
-//! also forgets the attributes when the server has taken set-id bits away in a write (`edge`).
+//! # Changes of other clients
+//! An open shows all changes of mounts that have closed the file (close-to-open), a granted lock those that the holder before made, and attributes must
+//! not be newer than the bytes that are read behind them. So these are answered when the pages that another client may have changed are gone
+//! ([`KernelCache::when_good`]). Files that are open and have pages are also looked at each time when attributes would be asked for again (`watch`).
+//!
+//! The kernel can do both itself: it drops the pages at an open (without `FOPEN_KEEP_CACHE`), and when attributes show another time of change
+//! (`FUSE_AUTO_INVAL_DATA`). But at an open it does so behind the answer, when the next opener was told already that pages are good. And it takes the
+//! time of the mount's own last write for a change of others: each write would cost the file's pages, and a page that was written and is not sent
+//! yet would come back with the bytes of before. So the kernel drops pages by itself only when the length has changed.
 //!
 //! # Writes past the page cache
 //! The kernel drops the pages of a direct write when it sends the write, and once more when a synchronous one is answered. A page that
@@ -13,10 +18,10 @@
 //! * A page can get old bytes only by a request that fills it and that the volume answered before the write. The kernel locks a page
 //!   before it asks for its bytes, and forgetting waits for the lock: the bytes of such a request are dropped, too. Later requests
 //!   bring the new bytes.
-//! * So each file has a note whether pages of it were filled ([`KernelCache::fills`], *before* the volume is asked), and a direct
+//! * So each file has a note whether pages of it were filled ([`CachedFiles::fills`], *before* the volume is asked), and a direct
 //!   write of such a file has its range forgotten. Open handles and their flags do not matter: a mapping of a direct handle fills
 //!   pages, too.
-//! * A file of which no page is filled for [`QUIET_WRITES`] direct writes is forgotten as a whole. Then, if no filling has begun
+//! * A file of which no page is filled for some direct writes is forgotten as a whole. Then, if no filling has begun
 //!   meanwhile, there is nothing to forget, and its direct writes are answered at once.
 //!
 //! # A length that comes before its bytes
@@ -24,124 +29,54 @@
 //! is told the new length then would have all others read them. So attributes are told when the direct writes that were under way have been answered
 //! ([`Filling::until_passed`](super::filling::Filling::until_passed)).
 //!
-//! Forgetting waits for requests that fill pages and need this mount's threads: so it has a thread of its own. It must never be asked
-//! for a write *through* the cache, whose pages stay locked until it is answered.
+//! # Its thread
+//! Forgetting waits for requests that fill pages and need this mount's threads: so it has a thread of its own. A write *through* the cache may have its
+//! last page locked until it is answered: see [`KernelCache::wrote`].
 
-use super::filling::Under;
-use super::kernel::{INodeNo, Notifier, ReplyClaimed, ReplyWrite};
+use super::cached_files::{At, CachedFiles, Look, Range};
+use super::kernel::{INodeNo, Notifier};
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
-/// The number of direct writes of a file, without a page filled in between, after which all pages of the file are forgotten. A reader beside a direct
-/// writer keeps the pages that are not written; a writer alone pays for a few forgotten ranges.
-const QUIET_WRITES: u32 = 16;
-/// The most files of which it is known whether pages were filled. Beyond that all files are forgotten here; a file that is not known may have pages,
-/// and its next direct writes find out.
-const FILES_MAX: usize = 65_536;
+/// The longest time for which a write through the page cache waits until its pages are forgotten.
+const LOCKED: Duration = Duration::from_millis(100);
+
+/// What is to be forgotten.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// Bytes that a write has changed.
+    Written(Range),
+    /// All bytes, unless they are of this change. `None`: in any case.
+    Older(Option<At>),
+}
 
 /// An answer that waits until bytes are forgotten.
-#[derive(Debug)]
-enum Waiting {
-    Lock(ReplyClaimed),
-    Write(ReplyWrite, u32, Under),
-}
+type Then = Box<dyn FnOnce() + Send>;
 
-/// Bytes of a file that are stale.
-#[derive(Debug)]
 struct Stale {
     ino: INodeNo,
-    range: Range,
-    waiting: Waiting,
-}
-
-/// The stale bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Range {
-    /// This range.
-    Bytes { offset: i64, len: i64 },
-    /// All bytes. Afterwards nothing is cached, if no page was filled since; `fills` is the count of fillings before.
-    All { fills: u64 },
-}
-
-/// The pages of a file that the kernel may have cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pages {
-    /// No page is cached.
-    None,
-    /// Pages may be cached.
-    Some {
-        /// How often pages were filled, so that a further filling is noticed.
-        fills: u64,
-        /// The number of direct writes since the last filling.
-        quiet_writes: u32,
-    },
-}
-
-/// The pages that the kernel may have cached, by file.
-#[derive(Debug, Default)]
-struct Filled {
-    pages: HashMap<u64, Pages>,
-    /// Whether files were forgotten here, so that an unknown file may have pages.
-    forgot: bool,
-}
-
-impl Filled {
-    fn of(&mut self, ino: INodeNo) -> &mut Pages {
-        if self.pages.len() >= FILES_MAX && !self.pages.contains_key(&ino.0) {
-            self.pages.clear();
-            self.forgot = true;
-        }
-        let unknown = if self.forgot { Pages::Some { fills: 0, quiet_writes: 0 } } else { Pages::None };
-        self.pages.entry(ino.0).or_insert(unknown)
-    }
-
-    fn fills(&mut self, ino: INodeNo) {
-        let pages = self.of(ino);
-        let fills = match *pages {
-            Pages::None => 1,
-            Pages::Some { fills, .. } => fills + 1,
-        };
-        *pages = Pages::Some { fills, quiet_writes: 0 };
-    }
-
-    /// The range to forget after a direct write; `None` if nothing can be cached.
-    fn passed(&mut self, ino: INodeNo, offset: u64, len: u32) -> Option<Range> {
-        match self.of(ino) {
-            Pages::None => None,
-            Pages::Some { fills, quiet_writes } => {
-                *quiet_writes += 1;
-                Some(if *quiet_writes < QUIET_WRITES {
-                    Range::Bytes { offset: offset.cast_signed(), len: i64::from(len) }
-                } else {
-                    Range::All { fills: *fills }
-                })
-            }
-        }
-    }
-
-    /// All pages were forgotten. A filling is noted before its bytes are requested, so if there was no new one, nothing is cached.
-    fn forgotten(&mut self, ino: INodeNo, fills_before: u64) {
-        let pages = self.of(ino);
-        if matches!(*pages, Pages::Some { fills, .. } if fills == fills_before) {
-            *pages = Pages::None;
-        }
-    }
+    what: What,
+    then: Then,
 }
 
 /// Makes the kernel forget what it has cached of a file.
-#[derive(Debug)]
 pub(super) struct KernelCache {
     notifier: Notifier,
     stale: Mutex<Option<Sender<Stale>>>,
-    filled: Arc<Mutex<Filled>>,
+    files: Arc<CachedFiles>,
 }
 
 impl KernelCache {
     /// Nothing is cached yet.
     pub(super) fn new(notifier: Notifier) -> Self {
-        Self { notifier, stale: Mutex::default(), filled: Arc::default() }
+        Self { notifier, stale: Mutex::default(), files: Arc::default() }
+    }
+
+    /// What the kernel may have.
+    pub(super) fn files(&self) -> &Arc<CachedFiles> {
+        &self.files
     }
 
     /// Makes the kernel forget the attributes, so that it requests them before their next use.
@@ -150,128 +85,136 @@ impl KernelCache {
         let _ = self.notifier.inval_inode(ino, -1, 0);
     }
 
-    /// A request that fills pages begins. Must be called before the volume is asked for the bytes.
-    pub(super) fn fills(&self, ino: INodeNo) {
-        self.filled.lock().fills(ino);
+    /// Calls `then` when no page is cached that another client may have changed before `at`. Waits for own changes that are under way. `None`: all
+    /// pages go.
+    pub(super) fn when_good(&self, ino: INodeNo, at: Option<At>, then: impl FnOnce() + Send + 'static) {
+        if at.is_some_and(|at| is_good(&self.files, ino, at)) {
+            then();
+        } else {
+            self.forget(ino, What::Older(at), then);
+        }
     }
 
-    /// Answers a request for a lock when no earlier byte is cached any more.
-    pub(super) fn answer_without_bytes(&self, ino: INodeNo, reply: ReplyClaimed) {
-        self.forget_bytes(Stale {
-            ino,
-            range: Range::Bytes { offset: 0, len: 0 },
-            waiting: Waiting::Lock(reply),
-        });
+    /// As `when_good`, and does not wait itself.
+    pub(super) fn soon_good(&self, ino: INodeNo, at: Option<At>, then: impl FnOnce() + Send + 'static) {
+        if at.is_some_and(|at| self.files.look(ino, at) == Look::Good) {
+            then();
+        } else {
+            self.forget(ino, What::Older(at), then);
+        }
     }
 
-    /// Answers a direct write when none of the replaced bytes is cached any more. `offset` is the place of the write.
-    pub(super) fn answer_passed(
+    /// As `when_good`, for attributes that the kernel is going to be told: if it is not known whether another client has changed the file, they are
+    /// told. Whoever needs to know opens the file, or takes a lock.
+    pub(super) fn when_told(&self, ino: INodeNo, at: Option<At>, then: impl FnOnce() + Send + 'static) {
+        match at {
+            Some(at) if self.files.look(ino, at) == Look::Stale => {
+                self.forget(ino, What::Older(Some(at)), then)
+            }
+            _ => then(),
+        }
+    }
+
+    /// Tells attributes to the kernel by `answer`. If another client has changed the file before `at`, its pages are forgotten behind the answer: the
+    /// kernel would not take one that comes after.
+    pub(super) fn tells(&self, ino: INodeNo, at: Option<At>, answer: impl FnOnce()) {
+        let at = at.filter(|at| self.files.look(ino, *at) == Look::Stale);
+        if at.is_some() {
+            // The kernel itself may forget pages when it takes the answer.
+            self.files.forgets(ino);
+        }
+        answer();
+        if at.is_some() {
+            self.forget(ino, What::Older(at), || ());
+        }
+    }
+
+    /// Calls `then` when none of the bytes that a direct write has replaced is cached any more. `offset` is the place of the write.
+    pub(super) fn when_passed(
         &self,
         ino: INodeNo,
         offset: u64,
         written: u32,
-        reply: ReplyWrite,
-        passing: Under,
+        then: impl FnOnce() + Send + 'static,
     ) {
-        let range = self.filled.lock().passed(ino, offset, written);
-        match range {
-            None => reply.written(written),
-            Some(range) => {
-                self.forget_bytes(Stale { ino, range, waiting: Waiting::Write(reply, written, passing) });
-            }
+        match self.files.passed(ino, offset, written) {
+            None => then(),
+            Some(range) => self.forget(ino, What::Written(range), then),
         }
     }
 
-    /// The queue is bounded: each thread that asks waits for one answer.
-    fn forget_bytes(&self, bytes: Stale) {
+    /// A write through the page cache is done, and is going to be answered. Waits until pages that have the bytes of before are forgotten.
+    ///
+    /// A page that was read is not locked by a write, unless the kernel has thrown it away meanwhile: it would be unlocked by the answer. So this waits for
+    /// [`LOCKED`] at most.
+    pub(super) fn wrote(&self, ino: INodeNo, offset: u64, len: u32) {
+        let end = offset.saturating_add(len.into());
+        if self.files.may_be_replaced(ino, offset, end) {
+            let range = Range::Bytes { offset: offset.cast_signed(), len: len.into() };
+            let (done, is_done) = channel();
+            self.forget(ino, What::Written(range), move || {
+                let _ = done.send(());
+            });
+            let _ = is_done.recv_timeout(LOCKED);
+        }
+    }
+
+    /// The queue is bounded: each thread that asks waits for one answer, but for files that are watched.
+    fn forget(&self, ino: INodeNo, what: What, then: impl FnOnce() + Send + 'static) {
         let mut stale = self.stale.lock();
         let sender = stale.get_or_insert_with(|| {
             let (sender, receiver) = channel::<Stale>();
-            let notifier = self.notifier.clone();
-            let filled = self.filled.clone();
-            let forget = move || {
-                for Stale { ino, range, waiting } in receiver {
-                    // Length 0 means all bytes from the offset on.
-                    let (offset, len) = match range {
-                        Range::Bytes { offset, len } => (offset, len),
-                        Range::All { .. } => (0, 0),
-                    };
-                    let _ = notifier.inval_inode(ino, offset, len);
-                    if let Range::All { fills } = range {
-                        filled.lock().forgotten(ino, fills);
-                    }
-                    match waiting {
-                        Waiting::Lock(reply) => reply.ok(),
-                        Waiting::Write(reply, written, passing) => {
-                            reply.written(written);
-                            drop(passing);
-                        }
-                    }
-                }
-            };
+            let forgetter = Forgetter { notifier: self.notifier.clone(), files: self.files.clone() };
+            let forget = move || receiver.into_iter().for_each(|stale| forgetter.forget(stale));
             // If there is no thread, the answer is dropped with the receiver, and the caller gets an error.
             if let Err(error) = std::thread::Builder::new().name("cache-answers".to_owned()).spawn(forget) {
                 tracing::error!(%error, "a thread that answers when cached bytes are forgotten could not be started");
             }
             sender
         });
-        let _ = sender.send(bytes);
+        let _ = sender.send(Stale { ino, what, then: Box::new(then) });
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Whether the pages are good. Waits for own changes that are under way.
+fn is_good(files: &CachedFiles, ino: INodeNo, at: At) -> bool {
+    match files.look(ino, at) {
+        Look::Good => true,
+        Look::Stale => false,
+        Look::Unknown(before) => files.settle(ino, at, before),
+    }
+}
 
-    const INO: INodeNo = INodeNo(2);
+/// The thread that makes the kernel forget bytes, and answers then.
+struct Forgetter {
+    notifier: Notifier,
+    files: Arc<CachedFiles>,
+}
 
-    fn bytes(offset: i64, len: i64) -> Option<Range> {
-        Some(Range::Bytes { offset, len })
+impl Forgetter {
+    fn forget(&self, Stale { ino, what, then }: Stale) {
+        match what {
+            What::Written(Range::Bytes { offset, len }) => {
+                let _ = self.notifier.inval_inode(ino, offset, len);
+            }
+            What::Written(Range::All { fills }) => {
+                let _ = self.notifier.inval_inode(ino, 0, 0);
+                self.files.forgotten(ino, fills);
+            }
+            What::Older(at) => self.forget_older(ino, at),
+        }
+        then();
     }
 
-    #[test]
-    fn only_what_may_be_cached_is_forgotten() {
-        let mut filled = Filled::default();
-        assert_eq!(filled.passed(INO, 0, 10), None, "nobody has read it through the cache");
-        filled.fills(INO);
-        assert_eq!(filled.passed(INO, 4096, 10), bytes(4096, 10));
-        assert_eq!(filled.passed(INodeNo(3), 4096, 10), None);
-    }
-
-    #[test]
-    fn a_file_that_nobody_fills_is_soon_forgotten_as_a_whole() {
-        let mut filled = Filled::default();
-        filled.fills(INO);
-        for _ in 1..QUIET_WRITES {
-            assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
+    /// Another request may have had them forgotten meanwhile.
+    fn forget_older(&self, ino: INodeNo, at: Option<At>) {
+        if at.is_some_and(|at| is_good(&self.files, ino, at)) {
+            return;
         }
-        assert_eq!(filled.passed(INO, 0, 1), Some(Range::All { fills: 1 }));
-        // A filling begins before all pages were forgotten: it may bring bytes from before the next write.
-        filled.fills(INO);
-        filled.forgotten(INO, 1);
-        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
-        filled.forgotten(INO, 2);
-        assert_eq!(filled.passed(INO, 0, 1), None);
-        filled.fills(INO);
-        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
-    }
-
-    #[test]
-    fn what_is_not_known_any_more_may_be_cached() {
-        let mut filled = Filled::default();
-        filled.fills(INO);
-        for ino in 0..FILES_MAX as u64 {
-            filled.fills(INodeNo(1000 + ino));
-        }
-        assert!(filled.forgot && filled.pages.len() < FILES_MAX);
-        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
-        for _ in 2..QUIET_WRITES {
-            assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
-        }
-        let Some(Range::All { fills }) = filled.passed(INO, 0, 1) else {
-            panic!("all is to be forgotten");
-        };
-        filled.forgotten(INO, fills);
-        assert_eq!(filled.passed(INO, 0, 1), None);
+        let fills = self.files.forgets(ino);
+        // Length 0 means all bytes from the offset on.
+        let _ = self.notifier.inval_inode(ino, 0, 0);
+        self.files.are_of(ino, at);
+        self.files.forgotten(ino, fills);
     }
 }

@@ -1,17 +1,21 @@
 //! A kernel request for a lock: its answer, and whether its caller still waits.
 
+use super::cached_files::At;
+use super::file_system::CuttleFuse;
 use super::kernel::{INodeNo, ReplyEmpty};
 use super::kernel_cache::KernelCache;
 use super::lacking::Lacking;
 use super::reply::refused;
-use crate::file::volume::{FsError, GrantedLock, LockWaiter};
+use crate::file::volume::{FsError, GrantedLock, LockWaiter, Volume};
 use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// A kernel request for a lock.
-#[derive(Debug)]
-pub(super) struct LockRequest {
+pub(super) struct LockRequest<V: ?Sized> {
+    volume: Arc<V>,
+    /// The server's number before the request.
+    epoch: u64,
     ino: INodeNo,
     /// The same, for the volume.
     volume_ino: InodeNo,
@@ -20,16 +24,17 @@ pub(super) struct LockRequest {
     reply: Mutex<Option<ReplyEmpty>>,
 }
 
-impl LockRequest {
-    pub(super) fn new(
-        ino: INodeNo,
-        volume_ino: InodeNo,
-        cache: &Arc<KernelCache>,
-        lacking: &Arc<Lacking>,
-        reply: ReplyEmpty,
-    ) -> Arc<Self> {
-        let (cache, lacking) = (cache.clone(), lacking.clone());
-        Arc::new(Self { ino, volume_ino, cache, lacking, reply: Mutex::new(Some(reply)) })
+impl<V: Volume + ?Sized> LockRequest<V> {
+    pub(super) fn new(edge: &CuttleFuse<V>, ino: INodeNo, reply: ReplyEmpty) -> Arc<Self> {
+        Arc::new(Self {
+            volume: edge.volume.clone(),
+            epoch: edge.volume.server_epoch(),
+            ino,
+            volume_ino: edge.ino(ino),
+            cache: edge.cache.clone(),
+            lacking: edge.lacking.clone(),
+            reply: Mutex::new(Some(reply)),
+        })
     }
 
     /// The kernel's attributes are from before the lock: has it forget them.
@@ -42,7 +47,7 @@ impl LockRequest {
     }
 }
 
-impl LockWaiter for LockRequest {
+impl<V: Volume + ?Sized> LockWaiter for LockRequest<V> {
     fn is_interrupted(&self) -> bool {
         self.reply.lock().as_ref().is_some_and(ReplyEmpty::is_interrupted)
     }
@@ -53,12 +58,13 @@ impl LockWaiter for LockRequest {
         };
         match result {
             // From here on nobody else may answer, or there would be a lock that nobody knows of.
-            Ok(GrantedLock { change, is_stale }) => {
+            Ok(GrantedLock { change }) => {
                 let Some(reply) = reply.claim() else {
                     return false;
                 };
                 self.forget_attributes(change);
-                if is_stale { self.cache.answer_without_bytes(self.ino, reply) } else { reply.ok() }
+                let at = change.and_then(|change| At::of(&*self.volume, self.epoch, change));
+                self.cache.soon_good(self.ino, at, move || reply.ok());
             }
             Err(error) => reply.error(refused(&error)),
         }

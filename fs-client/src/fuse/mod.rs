@@ -9,7 +9,7 @@
 //! * `errno` is the one table of errors.
 //! * `directory` adds `.` and `..` to listings.
 //! * `filling` delays READs' short answers, which tell the kernel where a file ends.
-//! * `kernel_cache` makes the kernel forget cached pages and attributes.
+//! * `kernel_cache` makes the kernel forget cached pages and attributes; `cached_files` knows what it may have, and `watch` looks at open files.
 //! * `lock_wait` is a request that waits for a lock.
 //! * `xattr_names` has the extended attributes that exist here.
 //! * `inode_flags` has the requests of chattr(1).
@@ -19,14 +19,15 @@
 //!
 //! # The kernel's caching
 //! Attributes and names for `attr_cache` and `entry_cache` (one second by default), missing names for `negative_cache`; pages until an
-//! open, or a refresh of the attributes, finds that the file has changed (`FUSE_AUTO_INVAL_DATA`, and no `FOPEN_KEEP_CACHE` unless the
-//! volume says so). Writes go through at once: there is no write-back cache, so `flush` has no bytes to send. A lock that is granted
-//! makes the kernel forget the file's attributes, and its pages if another client has changed it. With `cache=none` every lifetime is
+//! open, a lock, attributes, or a look each `attr_cache`, find that another client has changed the file: then this mount has the kernel forget them
+//! (`kernel_cache`). Writes go through at once: there is no write-back cache, so `flush` has no bytes to send. A lock that is granted
+//! makes the kernel forget the file's attributes, too. With `cache=none` every lifetime is
 //! zero and every file is opened `FOPEN_DIRECT_IO`.
 //!
 //! # Permission checks
 //! The kernel makes them (`default_permissions`). The edge makes sure that they are not bypassed: see `create` in `edge`.
 
+mod cached_files;
 mod convert;
 mod directory;
 mod edge;
@@ -47,6 +48,7 @@ mod root;
 mod session;
 mod settings;
 mod told_names;
+mod watch;
 mod xattr_names;
 
 /// The errno that a mount's programs see for a server's status, for other edges with errnos.

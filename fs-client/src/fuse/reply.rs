@@ -1,5 +1,6 @@
 //! Answers to the kernel: attributes, an entry, a value or an errno, with the lifetimes of the mount's settings.
 
+use super::cached_files::At;
 use super::file_system::CuttleFuse;
 use super::kernel::{Errno, FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 use super::told_names::NameId;
@@ -41,6 +42,47 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             }
             Err(error) => reply.error(refused(&error)),
         }
+    }
+
+    /// As `reply_attr`, for attributes that were read, with the server's number before that. If they show another client's change, the pages of before are
+    /// forgotten: before a program is told of it, and behind the answer if the kernel asks for the sake of a read (`is_reading`), which the kernel would
+    /// not take otherwise.
+    pub(super) fn tell_attr(
+        &self,
+        epoch: u64,
+        result: Result<Attr, FsError>,
+        is_reading: bool,
+        reply: ReplyAttr,
+    ) {
+        let Ok(attr) = result else { return self.reply_attr(result, reply) };
+        let at = At::of(&*self.volume, epoch, attr.change);
+        let ino = convert::to_fuse_ino(self.root, attr.ino);
+        if is_reading {
+            self.cache.tells(ino, at, || self.reply_attr(Ok(attr), reply));
+        } else {
+            self.lacking.told(&attr);
+            let (lifetime, told) = (self.settings.attr_cache, convert::to_file_attr(self.root, &attr));
+            self.cache.when_told(ino, at, move || reply.attr(&lifetime, &told));
+        }
+    }
+
+    /// As `tell_attr`, for an inode that was looked up.
+    pub(super) fn tell_entry(
+        &self,
+        epoch: u64,
+        name: NameId,
+        result: Result<Attr, FsError>,
+        reply: ReplyEntry,
+    ) {
+        let Ok(attr) = result else { return self.reply_entry(name, result, reply) };
+        self.lacking.told(&attr);
+        self.names.told(name, &attr);
+        let (attr_cache, entry_cache) = (self.settings.attr_cache, self.settings.entry_cache);
+        let told = convert::to_file_attr(self.root, &attr);
+        let at = At::of(&*self.volume, epoch, attr.change);
+        self.cache.when_told(told.ino, at, move || {
+            reply.entry_with_ttls(&attr_cache, &entry_cache, &told, GENERATION)
+        });
     }
 
     /// The attributes of an entry for readdirplus, and whether they are known. The kernel has one inode number for the name and for the attributes,

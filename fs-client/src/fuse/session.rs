@@ -171,6 +171,7 @@ pub fn mount<V: Volume + ?Sized>(
     let (agreed, notifier) = (session.agreed(), session.notifier());
     let edge = Arc::new(CuttleFuse::new(Arc::clone(&volume), known, settings.clone(), agreed, notifier));
     let late = Arc::clone(&edge);
+    super::watch::start(&edge);
     let serving = Arc::new(session.serve(edge, settings.threads).map_err(MountError::Thread)?);
     raise_readahead(mountpoint, settings.readahead_bytes);
     Ok(Mounted {
@@ -205,7 +206,6 @@ pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
         InitFlags::FUSE_PARALLEL_DIROPS,
         InitFlags::FUSE_DO_READDIRPLUS,
         InitFlags::FUSE_READDIRPLUS_AUTO,
-        InitFlags::FUSE_AUTO_INVAL_DATA,
         // A default ACL replaces the umask, and only the server knows whether there is one.
         InitFlags::FUSE_DONT_MASK,
         // Safe without any lifetime: a symlink's target never changes, and its number is never reused.
@@ -218,9 +218,16 @@ pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
         // File handles (name_to_handle_at(2)) stay valid when the kernel forgets inodes.
         InitFlags::FUSE_EXPORT_SUPPORT,
     ];
-    let wanted = wanted.into_iter().fold(InitFlags::empty(), InitFlags::union);
+    let mut wanted = wanted.into_iter().fold(InitFlags::empty(), InitFlags::union);
+    if asks_for_locks {
+        wanted |= LOCKS;
+    }
+    if settings.attr_cache.is_zero() {
+        // The kernel asks for the attributes at each read, and drops the pages if they show a change.
+        wanted |= InitFlags::FUSE_AUTO_INVAL_DATA;
+    }
     Agreement {
-        wanted: if asks_for_locks { wanted | LOCKS } else { wanted },
+        wanted,
         max_write: MAX_TRANSFER_BYTES,
         max_pages: REQUEST_PAGES,
         max_readahead: settings.readahead_bytes,

@@ -16,7 +16,6 @@ mod losses;
 mod options;
 mod recover;
 mod regions;
-mod seen;
 mod server_opens;
 mod settle;
 mod syncer;
@@ -27,7 +26,6 @@ pub(crate) use control::Task;
 pub use locks::{GrantedLock, LockWaiter};
 pub(crate) use losses::LossesTold;
 pub use options::{MAX_CALLER_LANES, SessionOptions, lanes_bytes};
-pub(crate) use seen::SeenChanges;
 pub(crate) use server_opens::{ServerOpen, ServerOpens};
 pub(crate) use unsynced::Life;
 pub use unsynced::{UNSYNCED_BYTES_LEAST, UnsyncedChanges, unsynced_bytes};
@@ -76,7 +74,6 @@ pub struct Session {
     recovered: Mutex<Recovered>,
     opens: ServerOpens,
     closes: CloseQueue,
-    seen: SeenChanges,
     unsynced: Unsynced,
     /// How often a change of contents waited for a sync to get room for its copy.
     unsynced_waits: AtomicU64,
@@ -142,7 +139,6 @@ impl Session {
             recovered: Mutex::default(),
             opens: ServerOpens::default(),
             closes: CloseQueue::default(),
-            seen: SeenChanges::default(),
             unsynced: Unsynced::new(options.unsynced_bytes),
             unsynced_waits: AtomicU64::new(0),
             syncing: Mutex::default(),
@@ -159,11 +155,6 @@ impl Session {
     /// The files that this mount has open at the server.
     pub(crate) fn opens(&self) -> &ServerOpens {
         &self.opens
-    }
-
-    /// The change counters of files that this mount saw last.
-    pub(crate) fn seen(&self) -> &SeenChanges {
-        &self.seen
     }
 
     /// Changes that the server may still lose.

@@ -8,7 +8,8 @@ pub mod mount;
 mod tree;
 
 use cuttlefs_client::file::volume::{
-    Away, Caller, Condition, FsError, Handle, OpenFile, OpenHow, UnsyncedChanges, Volume, WriteHow, Written,
+    Away, Caller, Condition, Copied, FsError, Handle, OpenFile, OpenHow, UnsyncedChanges, Volume, WriteHow,
+    Written,
 };
 use cuttlefs_common::attr::{Attr, CAPABILITY_XATTR, FileKind, InodeFlags, SetAttr, SetTime};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
@@ -49,8 +50,6 @@ struct State {
     held: Option<&'static str>,
     /// All calls wait except the first one of each operation.
     vanished: bool,
-    /// Whether an open says that only this mount has changed the file.
-    keeps_cache: bool,
 }
 
 impl MemoryVolume {
@@ -64,7 +63,6 @@ impl MemoryVolume {
             shut_down: false,
             held: None,
             vanished: false,
-            keeps_cache: false,
         };
         let (ended, changed) = (Condvar::new(), Condvar::new());
         Self {
@@ -87,11 +85,6 @@ impl MemoryVolume {
     /// From now on the server answers the first call of each operation, and no other.
     pub fn vanish(&self) {
         self.state.lock().vanished = true;
-    }
-
-    /// From now on each open lets the kernel keep its cached pages of the file.
-    pub fn keep_cache(&self) {
-        self.state.lock().keeps_cache = true;
     }
 
     /// How often an operation was called.
@@ -161,7 +154,7 @@ impl State {
         let handle = self.next_handle;
         self.next_handle += 1;
         self.handles.insert(handle, (ino, how));
-        Ok(OpenFile { handle: Handle(handle), keep_cache: self.keeps_cache, change })
+        Ok(OpenFile { handle: Handle(handle), change })
     }
 
     /// Takes set-id bits and capabilities away from the file, if the caller's change of contents must do that.
@@ -232,6 +225,11 @@ impl Volume for MemoryVolume {
 
     fn get_attr(&self, _caller: &Caller, ino: InodeNo) -> Result<Attr, FsError> {
         Ok(self.enter("get_attr").tree.node(ino)?.attr)
+    }
+
+    fn changes(&self, inos: &[InodeNo]) -> Result<Vec<Option<u64>>, FsError> {
+        let state = self.enter("changes");
+        Ok(inos.iter().map(|ino| state.tree.node(*ino).ok().map(|node| node.attr.change)).collect())
     }
 
     fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
@@ -402,7 +400,8 @@ impl Volume for MemoryVolume {
             pages.write(offset, bytes);
             attr.size = attr.size.max(end);
         })?;
-        Ok(Written { offset, len: bytes.len() as u32 })
+        let change = state.tree.node(ino)?.attr.change;
+        Ok(Written { offset, len: bytes.len() as u32, change })
     }
 
     fn fsync(&self, _caller: &Caller, handle: Handle, _contents_only: bool) -> Result<(), FsError> {
@@ -502,7 +501,7 @@ impl Volume for MemoryVolume {
         offset: u64,
         len: u64,
         how: Allocate,
-    ) -> Result<(), FsError> {
+    ) -> Result<u64, FsError> {
         let mut state = self.enter("allocate");
         let (ino, opened) = state.handle(handle)?;
         if !opened.write {
@@ -529,7 +528,8 @@ impl Volume for MemoryVolume {
             if !keep_size {
                 attr.size = attr.size.max(end);
             }
-        })
+        })?;
+        Ok(state.tree.node(ino)?.attr.change)
     }
 
     fn seek(&self, _caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError> {
@@ -548,7 +548,7 @@ impl Volume for MemoryVolume {
         to: Handle,
         to_offset: u64,
         len: u64,
-    ) -> Result<u64, FsError> {
+    ) -> Result<Copied, FsError> {
         let mut state = self.enter("copy_range");
         let ((from, _), (to, _)) = (state.handle(from)?, state.handle(to)?);
         let size = state.tree.node(from)?.attr.size;
@@ -559,7 +559,7 @@ impl Volume for MemoryVolume {
             pages.write(to_offset, &bytes);
             attr.size = attr.size.max(end);
         })?;
-        Ok(len)
+        Ok(Copied { len, change: state.tree.node(to)?.attr.change })
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {

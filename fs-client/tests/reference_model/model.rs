@@ -14,12 +14,25 @@ pub const GID: u32 = 1000;
 pub struct Seen {
     /// Clients whose kernel has cached pages that another client has made stale.
     pub stale_for: [bool; MOST_CLIENTS],
+    /// The change counters that clients were told last at an open.
+    pub told: [Option<u64>; MOST_CLIENTS],
     /// Clients that have changed its contents since their last sync.
     pub unsynced_by: [bool; MOST_CLIENTS],
 }
 
 pub type Node = cuttlefs_reference::Node<Seen>;
 pub type Model = cuttlefs_reference::Model<Seen>;
+
+impl Seen {
+    /// A client opens the file at this change counter. Returns whether the counter tells it that its cached pages may be stale, if they are.
+    pub fn opened(&mut self, client: usize, change: u64) -> bool {
+        let is_stale = std::mem::take(&mut self.stale_for[client]);
+        let last = self.told[client];
+        // Opens at the same time are answered in any order.
+        self.told[client] = last.max(Some(change));
+        !is_stale || last != Some(change)
+    }
+}
 
 /// Effects of one client on others.
 pub trait Clients {

@@ -268,7 +268,7 @@ impl<S: Site> Walk<S> {
                         model.add(parent, &name, attr.ino, FileKind::File, 0o640);
                     }
                     assert_eq!(model.place(parent, &name), Ok(Some(attr.ino)));
-                    self.check_cache(client, attr.ino, open.keep_cache);
+                    self.check_change(client, attr.ino, open.change);
                     self.opened(open.handle, client, attr.ino, how);
                 }
                 (real.map(|_| ()), expected)
@@ -308,9 +308,10 @@ impl<S: Site> Walk<S> {
         }
     }
 
-    pub fn check_cache(&mut self, client: usize, ino: InodeNo, keep: bool) {
-        let stale = std::mem::take(&mut self.model.node_mut(ino).more.stale_for[client]);
-        assert!(!(stale && keep), "inode {ino}: client {client} keeps pages somebody else has changed");
+    /// A client is told the file's change counter: it has moved if somebody else has changed the contents since the client was told last.
+    pub fn check_change(&mut self, client: usize, ino: InodeNo, change: u64) {
+        let is_told = self.model.node_mut(ino).more.opened(client, change);
+        assert!(is_told, "inode {ino}: client {client} would keep pages somebody else has changed");
     }
 
     fn run_open(&mut self, client: usize, ino: usize, how: How) -> (Result<(), Status>, Result<(), Status>) {
@@ -327,7 +328,7 @@ impl<S: Site> Walk<S> {
                 self.model.node_mut(ino).contents.truncate(0);
                 self.model.contents_changed(ino, client);
             }
-            self.check_cache(client, ino, open.keep_cache);
+            self.check_change(client, ino, open.change);
             self.opened(open.handle, client, ino, how);
         }
         (real.map(|_| ()), expected)
@@ -508,7 +509,7 @@ impl<S: Site> Walk<S> {
                     }
                     Ok(())
                 };
-                (real, expected)
+                (real.map(drop), expected)
             }
             Step::Seek { offset, seek, .. } => {
                 let real = status(volume.seek(&CALLER, handle, offset, seek));
@@ -528,7 +529,8 @@ impl<S: Site> Walk<S> {
                 };
                 self.hand_over(to_ino, client);
                 let volume = self.site.client(client);
-                let real = status(volume.copy_range(&CALLER, handle, from_offset, to_handle, to_offset, len));
+                let real = volume.copy_range(&CALLER, handle, from_offset, to_handle, to_offset, len);
+                let real = status(real.map(|copied| copied.len));
                 let bytes = self.model.nodes[&ino].contents.read(from_offset, len).to_vec();
                 let copied = bytes.len() as u64;
                 let overlaps =
@@ -622,7 +624,7 @@ impl<S: Site> Walk<S> {
     fn compare_contents(&mut self, client: usize, ino: InodeNo) {
         let volume = self.site.client(client);
         let node = &self.model.nodes[&ino];
-        let mut kept = None;
+        let mut told = None;
         match node.kind {
             FileKind::File => {
                 let open = status(volume.open(&CALLER, ino, open_how(READ))).expect("open");
@@ -634,7 +636,7 @@ impl<S: Site> Walk<S> {
                     differ(&bytes, &expected)
                 );
                 volume.release(open.handle);
-                kept = Some(open.keep_cache);
+                told = Some(open.change);
             }
             FileKind::Directory => {
                 assert_eq!(list(volume, ino, 1000, true).as_ref(), Ok(&node.entries));
@@ -656,8 +658,8 @@ impl<S: Site> Walk<S> {
         for (name, value) in &node.xattrs {
             assert!(status(volume.get_xattr(&CALLER, ino, name)).as_ref() == Ok(value), "inode {ino}");
         }
-        if let Some(kept) = kept {
-            self.check_cache(client, ino, kept);
+        if let Some(change) = told {
+            self.check_change(client, ino, change);
         }
     }
 }

@@ -33,7 +33,7 @@ kinds! {
     Attach, Heartbeat, Detach, Reclaim, Lookup, GetAttr, SetAttr, Make, Create, Link, Unlink, Rmdir, Rename, ReadLink, ReadDir,
     Open, Close, Layout, Fetch, Write, Sync, Allocate, Seek, CopyRange, GetXattr, ListXattr, SetXattr, RemoveXattr, StatFs,
     Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, Restore,
-    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant,
+    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant, Changes,
 }
 
 impl Kind {
@@ -76,6 +76,7 @@ impl Kind {
             K::AwaitLocks => matches!(reply, R::Settled(_)),
             K::ReclaimLocks => matches!(reply, R::LocksReclaimed(_)),
             K::Restore => matches!(reply, R::Restored { .. }),
+            K::Changes => matches!(reply, R::Changes(_)),
         }
     }
 }
@@ -371,6 +372,7 @@ impl Grammar<'_> {
             Kind::ReturnGrant => {
                 Request::ReturnGrant { filekey: self.filekey(), offset: dice.offset(), len: dice.len() }
             }
+            Kind::Changes => Request::Changes { inodes: self.some(2000, || self.ino()) },
         };
         let mut body = vec![0; 64 << 10];
         let len = request.encode(&mut body).expect("what is drawn fits a message");

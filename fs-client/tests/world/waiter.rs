@@ -10,7 +10,7 @@ pub struct Waiter(Mutex<Option<Answer>>);
 #[derive(Clone)]
 struct Answer {
     result: Result<(), FsError>,
-    was_stale: bool,
+    change: Option<u64>,
 }
 
 impl LockWaiter for Waiter {
@@ -19,8 +19,8 @@ impl LockWaiter for Waiter {
     }
 
     fn answer(&self, result: Result<GrantedLock, FsError>) -> bool {
-        let was_stale = result.as_ref().is_ok_and(|granted| granted.is_stale);
-        let answer = Answer { result: result.map(|_| ()), was_stale };
+        let change = result.as_ref().ok().and_then(|granted| granted.change);
+        let answer = Answer { result: result.map(|_| ()), change };
         assert!(self.0.lock().replace(answer).is_none(), "answered once");
         true
     }
@@ -32,8 +32,8 @@ impl Waiter {
         self.0.lock().as_ref().map(|answer| answer.result.clone())
     }
 
-    /// Whether the answer said that the mount's cached data of the file is stale.
-    pub fn was_stale(&self) -> bool {
-        self.0.lock().as_ref().is_some_and(|answer| answer.was_stale)
+    /// The file's change counter in the answer.
+    pub fn change(&self) -> Option<u64> {
+        self.0.lock().as_ref().and_then(|answer| answer.change)
     }
 }

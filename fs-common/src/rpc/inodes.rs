@@ -34,6 +34,7 @@ impl Request<'_> {
                 *new_parent = map(*new_parent);
             }
             Request::Reclaim { files } => files.iter_mut().for_each(|file| file.ino = map(file.ino)),
+            Request::Changes { inodes } => inodes.iter_mut().for_each(|ino| *ino = map(*ino)),
             Request::Unlock { ino, .. } => *ino = map(*ino),
             Request::ReclaimLocks { locks } => locks.iter_mut().for_each(|held| held.ino = map(held.ino)),
             Request::Attach { .. }
@@ -96,6 +97,7 @@ impl Reply<'_> {
             | Reply::LocksReclaimed(_)
             | Reply::Restored { .. }
             | Reply::Bound(_)
+            | Reply::Changes(_)
             | Reply::Status(_) => {}
         }
     }

@@ -21,6 +21,8 @@ pub const XATTR_LIST_MAX: usize = 64 * 1024;
 pub const XATTR_NAME_MAX: usize = NAME_MAX;
 /// Most files that one request reclaims: the reply, with the longest encoding of each file's attributes, fits one message.
 pub const RECLAIM_FILES_MAX: usize = 256;
+/// Most files whose change counters one request asks for: request and reply fit one message.
+pub const CHANGES_MAX: usize = 1024;
 /// Most locks that one request reclaims: they fit one message with the longest encoding of each.
 pub const RECLAIM_LOCKS_MAX: usize = 1024;
 /// Most ended waits for locks that one reply tells: such a reply must be short enough to be kept for a retransmission.

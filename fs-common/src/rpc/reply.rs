@@ -192,6 +192,8 @@ pub enum Reply<'a> {
     },
     /// Bind, BindAgain.
     Bound(RegionKey),
+    /// Changes: for each inode its change counter; `None`: there is no such inode.
+    Changes(Vec<Option<u64>>),
 }
 
 impl<'a> Reply<'a> {

@@ -376,6 +376,11 @@ pub enum Request<'a> {
         /// Length of the range.
         len: u64,
     },
+    /// Reads the change counters of files. Does not wait for clients that may still restore changes of theirs, unlike GetAttr.
+    Changes {
+        /// Inodes, at most [`CHANGES_MAX`](crate::rpc::CHANGES_MAX).
+        inodes: Vec<InodeNo>,
+    },
 }
 
 impl<'a> Request<'a> {

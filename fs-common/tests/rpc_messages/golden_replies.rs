@@ -8,14 +8,14 @@ use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, Wa
 use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
 use cuttlefs_common::rpc::{
-    Attached, BlockingLock, DirEntry, HEADER_LEN, Layout, OneSidedReads, OpenTicket, Opened,
+    Attached, BlockingLock, CHANGES_MAX, DirEntry, HEADER_LEN, Layout, OneSidedReads, OpenTicket, Opened,
     RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, ReclaimLock, Reply, Request, SETTLED_LOCKS_MAX, Sampling,
     SettledLock, Space, TestedLock,
 };
 use cuttlefs_common::status::Status;
 
 /// How many kinds of reply there are.
-const KINDS: usize = 20;
+const KINDS: usize = 21;
 
 /// The variant's number. There is no wildcard, so a new kind does not compile until it is listed here.
 fn kind(reply: &Reply<'_>) -> usize {
@@ -40,6 +40,7 @@ fn kind(reply: &Reply<'_>) -> usize {
         Reply::LocksReclaimed(_) => 17,
         Reply::Restored { .. } => 18,
         Reply::Bound(_) => 19,
+        Reply::Changes(_) => 20,
     }
 }
 
@@ -196,6 +197,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         (Reply::LocksReclaimed(vec![true, false]), vec![17, 2, 1, 0]),
         (Reply::Restored { lost: true }, vec![18, 1]),
         (Reply::Bound(REGION), joined(&[&[19], &[88], &REGION.to_bytes()])),
+        (Reply::Changes(vec![Some(300), None]), vec![20, 2, 1, 0xac, 0x02, 0]),
     ]
 }
 
@@ -224,6 +226,10 @@ fn the_longest_answer_to_a_reclaim_fits_one_message() {
     let opened = Opened { filekey, slot, attr, ticket };
     let reply = Reply::Reclaimed(vec![Some(opened); RECLAIM_FILES_MAX]);
     assert!(reply.encode(&mut room()[HEADER_LEN..]).is_ok());
+    let reply = Reply::Changes(vec![Some(u64::MAX); CHANGES_MAX]);
+    assert!(reply.encode(&mut room()[HEADER_LEN..]).is_ok());
+    let request = Request::Changes { inodes: vec![InodeNo(u64::MAX); CHANGES_MAX] };
+    assert!(request.encode(&mut room()[HEADER_LEN..]).is_ok());
 }
 
 /// A client is told only once that a wait has ended, so the reply must fit into what a slot keeps.

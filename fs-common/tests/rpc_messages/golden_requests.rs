@@ -16,7 +16,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 46;
+const KINDS: usize = 47;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -69,6 +69,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::OpenRegion { .. } => 43,
         Request::GrantWrite { .. } => 44,
         Request::ReturnGrant { .. } => 45,
+        Request::Changes { .. } => 46,
     }
 }
 
@@ -361,6 +362,7 @@ fn regions() -> Vec<(Request<'static>, Vec<u8>)> {
         (Request::OpenRegion { key }, joined(&[&[43], key_len, &key_bytes])),
         (Request::GrantWrite { filekey, offset: 300, len: 1 }, vec![44, 6, 0xac, 0x02, 1]),
         (Request::ReturnGrant { filekey, offset: 300, len: 1 }, vec![45, 6, 0xac, 0x02, 1]),
+        (Request::Changes { inodes: vec![InodeNo(300), InodeNo(1)] }, vec![46, 2, 0xac, 0x02, 1]),
     ]
 }
 

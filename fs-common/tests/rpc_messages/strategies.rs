@@ -378,6 +378,7 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (filekey(), any::<(u64, u64)>())
             .prop_map(|(filekey, (offset, len))| Request::ReturnGrant { filekey, offset, len })
             .boxed(),
+        vec(ino(), 0..5).prop_map(|inodes| Request::Changes { inodes }).boxed(),
     ])
 }
 
@@ -462,5 +463,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
         vec(any::<bool>(), 0..20).prop_map(Reply::LocksReclaimed).boxed(),
         any::<bool>().prop_map(|lost| Reply::Restored { lost }).boxed(),
         region_key().prop_map(Reply::Bound).boxed(),
+        vec(any::<Option<u64>>(), 0..5).prop_map(Reply::Changes).boxed(),
     ])
 }

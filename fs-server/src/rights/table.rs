@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | Lookup | search on the directory, also for `..`: a session is told nothing of directories that it does not see |
 //! | ReadDir | read on the directory; without search on it, names and kinds are told, and no number that leads anywhere |
-//! | GetAttr, ReadLink, ListXattr | the inode's number, which it has from a Lookup (`veil`); `trusted.*` are not listed |
+//! | GetAttr, Changes, ReadLink, ListXattr | the inode's number, which it has from a Lookup (`veil`); `trusted.*` are not listed |
 //! | GetXattr | `user.*`: read; `security.*`, access lists: the number; `trusted.*` there are none |
 //! | Open | read, write as asked; both for a file that is opened for neither; write to cut it |
 //! | Create | of a name that is there: as Open; else search and write on the directory |
@@ -90,7 +90,10 @@ impl Judge<'_> {
             | Request::SetXattr { .. }
             | Request::RemoveXattr { .. } => Ok(()),
             // Judged by the inode's number, which only sessions know that have looked it up.
-            Request::GetAttr { .. } | Request::ReadLink { .. } | Request::ListXattr { .. } => Ok(()),
+            Request::GetAttr { .. }
+            | Request::Changes { .. }
+            | Request::ReadLink { .. }
+            | Request::ListXattr { .. } => Ok(()),
             // Judged by the rights of their filekeys, in their handlers.
             Request::Layout { .. }
             | Request::Fetch { .. }

@@ -5,8 +5,8 @@ use cuttlefs_common::ids::{MAX_FILE_SIZE, SYMLINK_MAX};
 use cuttlefs_common::locks::{LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, Request,
-    RequestHeader, Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    CHANGES_MAX, MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX,
+    RECLAIM_LOCKS_MAX, Request, RequestHeader, Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use cuttlefs_common::status::Status;
 
@@ -152,6 +152,7 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), Status> {
             }
             locks.iter().try_for_each(|held| check_lock(held.lock.space, held.lock.range))?;
         }
+        Request::Changes { inodes } if inodes.len() > CHANGES_MAX => return Err(Status::Invalid),
         Request::Reclaim { files } if files.len() > RECLAIM_FILES_MAX => return Err(Status::Invalid),
         Request::Recovered { unanswered } => {
             let fits = unanswered.len() <= usize::from(SLOTS_PER_SESSION)

@@ -148,9 +148,8 @@ impl Session {
     fn grant(&self, id: WaitId, session: u64, attr: Option<&Attr>) -> Noted {
         let (noted, wait) = self.locks.granted(id, session);
         if let Some(wait) = wait {
-            let is_stale = attr.is_none_or(|attr| !self.seen.opened(attr.ino, attr.change));
             let change = attr.map(|attr| attr.change);
-            if !wait.waiter.answer(Ok(GrantedLock { change, is_stale })) {
+            if !wait.waiter.answer(Ok(GrantedLock { change })) {
                 self.locks.unwanted(wait.owned(), wait.lock.range);
             }
         }

@@ -5,10 +5,9 @@ use crate::transport::FsError;
 /// A lock that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantedLock {
-    /// The file's change counter, behind the changes of the holder before. `None`: the server could not be asked.
+    /// The file's change counter, behind the changes of the holder before: bytes and attributes with an older counter must not be used any more. `None`:
+    /// the server could not be asked.
     pub change: Option<u64>,
-    /// Another client may have changed the file since this mount looked at it: the cached bytes must not be used.
-    pub is_stale: bool,
 }
 
 /// The caller of a request for a lock. It may be answered long after the request, from any thread.

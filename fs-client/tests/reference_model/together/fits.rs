@@ -34,9 +34,9 @@ pub fn fits(
                     create(model, places.entry(*at), *exclusive, real.ok().and_then(|real| real.0));
                 match (expected, real) {
                     (Ok(None), _) => false,
-                    (Ok(Some(ino)), Ok((real, _, keep))) => {
+                    (Ok(Some(ino)), Ok((real, _, change))) => {
                         *real == Some(ino)
-                            && open(model, client, ino, How { truncate: false, ..*how }, *keep && !died)
+                            && open(model, client, ino, How { truncate: false, ..*how }, (*change, died))
                     }
                     (expected, real) => expected.err() == real.err(),
                 }
@@ -44,9 +44,9 @@ pub fn fits(
             (Op::CreateNameless { parent, how }, real) => {
                 let parent = places.ino(*parent);
                 match (model.directory(parent).map(|_| ()), real) {
-                    (Ok(()), Ok((Some(ino), _, _))) if !model.made.contains(ino) => {
+                    (Ok(()), Ok((Some(ino), _, change))) if !model.made.contains(ino) => {
                         model.add_nameless(parent, *ino, FileKind::File, 0o640);
-                        open(model, client, *ino, *how, false)
+                        open(model, client, *ino, *how, (*change, died))
                     }
                     (Ok(()), _) => false,
                     (expected, real) => expected.err() == real.err(),
@@ -60,7 +60,7 @@ pub fn fits(
                     _ => Err(Status::Invalid),
                 });
                 match (expected, real) {
-                    (Ok(()), Ok((_, _, keep))) => open(model, client, ino, *how, *keep && !died),
+                    (Ok(()), Ok((_, _, change))) => open(model, client, ino, *how, (*change, died)),
                     (expected, real) => expected.err() == real.err(),
                 }
             }
@@ -163,15 +163,16 @@ fn create(
     }
 }
 
-/// Adds an open file. Returns `false` if the client keeps cached pages that another client has changed.
-fn open(model: &mut Model, client: usize, ino: InodeNo, how: How, keep: bool) -> bool {
+/// Adds an open file. Returns `false` if the change counter does not tell the client that another client has changed the file. After a death it is not
+/// compared.
+fn open(model: &mut Model, client: usize, ino: InodeNo, how: How, (change, died): (u64, bool)) -> bool {
     if how.truncate {
         model.node_mut(ino).contents.truncate(0);
         model.contents_changed(ino, client);
     }
     let node = model.node_mut(ino);
     node.opens += 1;
-    !(std::mem::take(&mut node.more.stale_for[client]) && keep)
+    node.more.opened(client, change) || died
 }
 
 /// The expected answer of an operation that only tells whether it was done. `None`: this operation has another kind of answer.

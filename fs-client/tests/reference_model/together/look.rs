@@ -17,8 +17,8 @@ const LOOKER: usize = 0;
 /// An inode as a client sees it.
 struct Seen {
     attr: Attr,
-    /// Whether the server said that the kernel's cached pages of the file are good.
-    kept: bool,
+    /// The change counter of a file at its open.
+    change: u64,
     bytes: Vec<u8>,
     /// The pages that are not holes. `None` if this was not asked for.
     data: Option<BTreeSet<u64>>,
@@ -30,7 +30,7 @@ struct Seen {
 fn look(volume: &RemoteVolume, ino: InodeNo, closely: bool) -> Result<Seen, Status> {
     let attr = status(volume.get_attr(&CALLER, ino))?;
     let (bytes, entries, xattrs) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-    let mut seen = Seen { attr, kept: false, bytes, data: None, entries, xattrs };
+    let mut seen = Seen { attr, change: 0, bytes, data: None, entries, xattrs };
     match attr.kind {
         FileKind::File => {
             let open = status(volume.open(&CALLER, ino, open_how(READ)))?;
@@ -45,7 +45,7 @@ fn look(volume: &RemoteVolume, ino: InodeNo, closely: bool) -> Result<Seen, Stat
                 seen.data = Some(data);
             }
             volume.release(open.handle);
-            seen.kept = open.keep_cache;
+            seen.change = open.change;
         }
         FileKind::Directory => seen.entries = list(volume, ino, 1000, false)?,
         _ => {}
@@ -91,8 +91,10 @@ fn disagrees(model: &mut Model, ino: InodeNo, seen: &Result<Seen, Status>, now: 
     if seen.data.as_ref().is_some_and(|seen| *seen != data) {
         return Some(format!("inode {ino}: pages with data {:?}, not {data:?}", seen.data));
     }
-    if node.kind == FileKind::File && std::mem::take(&mut node.more.stale_for[LOOKER]) && seen.kept {
-        return Some(format!("inode {ino}: pages are kept that somebody else has changed"));
+    if node.kind == FileKind::File && !node.more.opened(LOOKER, seen.change) {
+        return Some(format!(
+            "inode {ino}: the change counter does not tell that somebody else has changed it"
+        ));
     }
     let times = (node.mtime, node.ctime);
     if !node.mtime.check(attr.mtime, now) || !node.ctime.check(attr.ctime, now) {

@@ -54,8 +54,8 @@ pub enum Op {
 pub enum Answer {
     Done(Result<(), Status>),
     Found(Result<InodeNo, Status>),
-    /// The inode if it is new, the handle, and whether the kernel's cached pages are good.
-    Opened(Result<(Option<InodeNo>, Handle, bool), Status>),
+    /// The inode if it is new, the handle, and the file's change counter.
+    Opened(Result<(Option<InodeNo>, Handle, u64), Status>),
     Attr(Result<Attr, Status>),
     Entries(Result<BTreeMap<Vec<u8>, InodeNo>, Status>),
     Bytes(Result<Vec<u8>, Status>),
@@ -212,13 +212,11 @@ impl Op {
             Self::Create { at, exclusive, how } => {
                 let (parent, name) = places.entry(at);
                 let made = status(volume.create(&CALLER, parent, &name, 0o640, exclusive, open_how(how)));
-                Answer::Opened(made.map(|(attr, open)| (Some(attr.ino), open.handle, open.keep_cache)))
+                Answer::Opened(made.map(|(attr, open)| (Some(attr.ino), open.handle, open.change)))
             }
             Self::CreateNameless { parent, how } => {
                 let made = volume.create_nameless(&CALLER, places.ino(parent), 0o640, open_how(how));
-                Answer::Opened(
-                    status(made).map(|(attr, open)| (Some(attr.ino), open.handle, open.keep_cache)),
-                )
+                Answer::Opened(status(made).map(|(attr, open)| (Some(attr.ino), open.handle, open.change)))
             }
             Self::Link { ino, at } => {
                 let (parent, name) = places.entry(at);
@@ -259,7 +257,7 @@ impl Op {
             }
             Self::Open { ino, how } => {
                 let opened = status(volume.open(&CALLER, places.ino(ino), open_how(how)));
-                Answer::Opened(opened.map(|open| (None, open.handle, open.keep_cache)))
+                Answer::Opened(opened.map(|open| (None, open.handle, open.change)))
             }
             Self::Truncate { ino, size } => {
                 let set = SetAttr { size: Some(size), ..SetAttr::default() };
@@ -276,11 +274,12 @@ impl Op {
             }
             Self::Allocate { handle, offset, len, how } => {
                 let handle = places.open(client, handle)?.handle;
-                Answer::Done(status(volume.allocate(&CALLER, handle, offset, len, how)))
+                Answer::Done(status(volume.allocate(&CALLER, handle, offset, len, how)).map(drop))
             }
             Self::Copy { from, from_offset, to, to_offset, len } => {
                 let (from, to) = (places.open(client, from)?.handle, places.open(client, to)?.handle);
-                Answer::Count(status(volume.copy_range(&CALLER, from, from_offset, to, to_offset, len)))
+                let copied = status(volume.copy_range(&CALLER, from, from_offset, to, to_offset, len));
+                Answer::Count(copied.map(|copied| copied.len))
             }
             Self::Fsync { handle } => {
                 Answer::Done(status(volume.fsync(&CALLER, places.open(client, handle)?.handle, false)))

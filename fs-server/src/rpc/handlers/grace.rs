@@ -60,6 +60,8 @@ fn look(server: &Server, request: &mut Request<'_>) -> Named {
         // In the order in which the operation checks them: the first fault is the answer.
         Request::Link { ino, parent, .. } => vec![*parent, *ino],
         Request::Rename { parent, new_parent, .. } => vec![*parent, *new_parent],
+        // An inode that is not known yet has no counter yet.
+        Request::Changes { .. } => Vec::new(),
         one => {
             let named = RefCell::new(Vec::new());
             one.map_inodes(&|ino| {

@@ -132,6 +132,7 @@ pub(crate) async fn run(
         Request::Reclaim { files } => attach::reclaim(&call, &files).await,
         Request::Lookup { parent, name } => names::lookup(&call, parent, name).await,
         Request::GetAttr { ino } => names::get_attr(&call, ino),
+        Request::Changes { inodes } => names::changes(&call, &inodes),
         Request::SetAttr { ino, set } => names::set_attr(&call, ino, &set).await,
         Request::Make { parent, name, node, mode } => names::make(&call, parent, name, node, mode),
         Request::Create { parent, name, mode, exclusive, rights } => {

@@ -72,6 +72,11 @@ pub(super) fn get_attr(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {
     body(&Reply::Attr(call.context.server.meta.attr(ino)?))
 }
 
+pub(super) fn changes(call: &Call<'_>, inodes: &[InodeNo]) -> Result<Body, Status> {
+    let change = |ino: &InodeNo| call.context.server.meta.attr(*ino).ok().map(|attr| attr.change);
+    body(&Reply::Changes(inodes.iter().map(change).collect()))
+}
+
 pub(super) async fn set_attr(call: &Call<'_>, ino: InodeNo, set: &SetAttr) -> Result<Body, Status> {
     let server = &call.context.server;
     if server.meta.attr(ino)?.forbids(set) {
