@@ -20,17 +20,7 @@ step() {
     fi
 }
 
-set_features
 step "format" cargo fmt --all --check
-step "clippy" cargo clippy --workspace --all-targets --locked --quiet ${FEATURES[@]+"${FEATURES[@]}"} -- -D warnings
-if ((${#FEATURES[@]})); then
-    # This crate has code for both cases.
-    step "clippy without RDMA hardware" cargo clippy -p cuttlefs-common --all-targets --locked --quiet -- -D warnings
-else
-    echo "note  check: RDMA hardware was not checked (scripts/setup.sh --tests installs its libraries)"
-fi
-# Includes private items, which are most of them: the readers of these docs work on the code.
-step "documentation" env RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked --quiet ${FEATURES[@]+"${FEATURES[@]}"}
 if command -v cargo-deny >/dev/null; then
     step "licences, bans, sources" cargo deny --locked check --hide-inclusion-graph licenses bans sources
     # Advisories come from a git repository; if it cannot be reached, this is reported instead of failing.
@@ -62,6 +52,17 @@ fi
 if command -v shellcheck >/dev/null; then
     step "shellcheck" shellcheck -x -S warning .ci/run scripts/*.sh scripts/suites/*.sh scripts/vm/*.sh xfstests/*.sh
 fi
+
+set_features
+step "clippy" cargo clippy --workspace --all-targets --locked --quiet ${FEATURES[@]+"${FEATURES[@]}"} -- -D warnings
+if ((${#FEATURES[@]})); then
+    # This crate has code for both cases.
+    step "clippy without RDMA hardware" cargo clippy -p cuttlefs-common --all-targets --locked --quiet -- -D warnings
+else
+    echo "note  check: RDMA hardware was not checked (scripts/setup.sh --tests installs its libraries)"
+fi
+# Includes private items, which are most of them: the readers of these docs work on the code.
+step "documentation" env RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked --quiet ${FEATURES[@]+"${FEATURES[@]}"}
 
 echo "$passed passed, $failed failed"
 ((failed == 0))

@@ -132,7 +132,7 @@ phase() {
 lasting=" checks build doc-tests models cargo-tests crash-points fsx fio-verify race-writers twomounts kill kill-ack applications-kill soak "
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
-# boots virtual machines. The longest come first: three run at a time.
+# boots virtual machines; `vm-alone`: those need nothing of the build, and run beside it. The longest come first: three run at a time.
 all_suites="
 rdma        1800 full vm
 realwork    720 full
@@ -141,7 +141,7 @@ crash-points 600 quick once
 pjdfstest   600 quick
 fsx         900 quick
 restart     300 quick
-kmod        600 full vm
+kmod        600 full vm-alone
 full        240 quick
 twomounts   240 quick
 locks       240 quick
@@ -229,12 +229,13 @@ side_by_side() {
 
 flags="--locked --color never"
 of_workspace="--workspace ${FEATURES[*]}"
-# One build for the tests and for the suites' programs, and beside it the checks, in a folder of their own: cargo builds in each but once at a time.
+# One build for the tests and for the suites' programs. What the checks need of libraries is the same folder's, too, so they come after it.
 build="cargo build $flags $of_workspace --lib --bins --examples"
-first=() tests=() models=() last=()
+first=() tests=() checks=() models=() last=()
 if ! $suites_only; then
     build+=" --tests"
-    first+=("build 1800 $build" "checks 900 env CARGO_TARGET_DIR=$CARGO_TARGET_DIR/checks scripts/check.sh")
+    first+=("build 1800 $build")
+    checks+=("checks 900 scripts/check.sh")
     if command -v cargo-nextest >/dev/null; then
         # More at once than there are processors: many wait for deadlines.
         tests+=("cargo-tests 1800 cargo nextest run $flags $of_workspace --no-fail-fast --test-threads $((2 * $(nproc)))")
@@ -246,16 +247,6 @@ if ! $suites_only; then
     models+=("models 1500 cargo test $flags --workspace --features cuttlefs-models/model-check${FEATURES[1]:+,${FEATURES[1]}} --test page_model --test paged_model")
 elif [[ -z $programs$CUTTLEFS_SUITE_DIR ]]; then
     first+=("build 1800 $build")
-fi
-((${#first[@]})) && side_by_side 2 "${first[@]}"
-built=0
-if [[ -z $programs ]]; then
-    ((${#first[@]} == 0)) || $build --quiet || built=1
-    export CUTTLEFS_BIN=$CARGO_TARGET_DIR/debug
-fi
-# Asked for only: the sanitised build alone takes longer than everything else together.
-if ! $suites_only && ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
-    phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
 fi
 
 links=(shm tcp)
@@ -269,15 +260,31 @@ while read -r suite limit_s when links_of; do
     ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
     for link in "${links[@]}"; do
         [[ -n $links_of && $link != "${links[0]}" ]] && continue
-        [[ $links_of == vm && -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
         command="scripts/suites/$suite.sh $link"
-        [[ $links_of == vm ]] && link=vm command=scripts/vm/$suite-test.sh
-        ((built == 0)) && suites+=("$suite-$link $limit_s $command")
+        if [[ $links_of == vm* ]]; then
+            [[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
+            link=vm command=scripts/vm/$suite-test.sh
+        fi
+        if [[ $links_of == vm-alone ]]; then
+            first+=("$suite-$link $limit_s $command")
+        else
+            suites+=("$suite-$link $limit_s $command")
+        fi
     done
 done <<<"$all_suites"
 $quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
-# The longest first. The models hold cargo's lock while they are built, so whoever needs it for a moment comes before them.
-jobs=(${suites[@]+"${suites[0]}"} "${tests[@]}" ${suites[1]+"${suites[1]}"} "${models[@]}" ${suites[2]+"${suites[@]:2}"} "${last[@]}")
+
+((${#first[@]})) && side_by_side 2 "${first[@]}"
+if [[ -z $programs ]]; then
+    [[ -n $CUTTLEFS_SUITE_DIR ]] || $build --quiet || suites=()
+    export CUTTLEFS_BIN=$CARGO_TARGET_DIR/debug
+fi
+# Asked for only: the sanitised build alone takes longer than everything else together.
+if ! $suites_only && ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
+    phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
+fi
+# The longest first. Checks and models hold cargo's lock while they build, one after the other, so whoever needs it for a moment comes before them.
+jobs=(${suites[@]+"${suites[0]}"} "${tests[@]}" "${checks[@]}" "${models[@]}" ${suites[1]+"${suites[@]:1}"} "${last[@]}")
 ((${#jobs[@]})) && side_by_side "${CUTTLEFS_TEST_LANES:-3}" "${jobs[@]}"
 
 echo

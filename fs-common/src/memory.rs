@@ -14,6 +14,8 @@
 //! Out-of-range access is a broken internal invariant and asserts; callers check peer-given ranges first
 //! (`contains`). A foreign descriptor that is not sealed or too small is an error.
 
+#[cfg(feature = "model-check")]
+mod again;
 /// Memory whose pages come and go, for an RNIC that looks each page up.
 pub mod paged;
 mod pointed;
@@ -86,6 +88,10 @@ impl SharedMemory {
     pub fn new(name: &str, len_bytes: usize) -> io::Result<Self> {
         let page = rustix::param::page_size();
         let len = len_bytes.max(1).next_multiple_of(page);
+        #[cfg(feature = "model-check")]
+        if let Some((fd, base)) = again::take(len) {
+            return Ok(Self::mapped(fd, base, len, true));
+        }
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
@@ -151,7 +157,11 @@ impl SharedMemory {
         // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, offset)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
-        Ok(Self {
+        Ok(Self::mapped(fd, base, len, writable))
+    }
+
+    fn mapped(fd: OwnedFd, base: NonNull<u8>, len: usize, writable: bool) -> Self {
+        Self {
             fd,
             base,
             len,
@@ -161,7 +171,7 @@ impl SharedMemory {
             pins: AtomicU32::new(0),
             #[cfg(feature = "model-check")]
             modelled: crate::sync::Words::default(),
-        })
+        }
     }
 
     /// Length in bytes.
@@ -425,6 +435,15 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        // A model maps nobody else's memory for writing, so this is what `new` made.
+        #[cfg(feature = "model-check")]
+        if self.writable
+            && !self.is_part
+            && !self.is_pointed
+            && let Ok(fd) = self.fd.try_clone()
+        {
+            return again::leave(fd, self.base, self.len);
+        }
         // SAFETY: base and len are of the one mapping this value owns; nothing borrows from it any more.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
