@@ -1,30 +1,21 @@
 //! A server whose connections share their receives, as over an RNIC, and a peer that sends more requests than a connection may have running.
 //! Over the simulated RNIC, and, where there is one (scripts/vm/rdma-test.sh), over a real one.
 
+mod raw_peer;
 mod running;
 mod world;
 
 use cuttlefs_client::file::volume::{Handle, OpenHow, Volume};
-use cuttlefs_common::ids::{InodeNo, SlotIndex, TraceId};
-use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::rdma::sim::Translation;
-use cuttlefs_common::rdma::{
-    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion,
-    PeerKey, QpConfig, QpState, QueuePair, RecvWr, SendOp, SendWr, WrId,
-};
-use cuttlefs_common::rpc::{
-    AWAIT_LOCKS_MAX_MS, HEADER_LEN, MAX_MESSAGE_BYTES, ReplyHeader, Request, RequestHeader, SessionSecret,
-};
-use running::PATIENCE;
-use std::sync::Arc;
+use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, Request};
+use raw_peer::Peer;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use world::contents::{CALLER, pattern, read};
 use world::{World, WorldConfig, endpoint};
 
-const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
-/// Messages of each way.
-const DEPTH: usize = 8;
 /// A request that is not answered before its time is over.
 const LONG: Request<'static> = Request::AwaitLocks { hold_ms: AWAIT_LOCKS_MAX_MS };
 
@@ -32,101 +23,6 @@ const LONG: Request<'static> = Request::AwaitLocks { hold_ms: AWAIT_LOCKS_MAX_MS
 const TOO_MANY: [(u16, Request<'static>); 5] = [(1, LONG), (2, LONG), (3, LONG), (4, LONG), (5, LONG)];
 /// More rounds than are needed to take all shared receives of a worker, if they did not come back.
 const ROUNDS: u64 = 40;
-/// Between two looks; the simulated RNIC steps once instead.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// A peer that posts requests as it likes.
-struct Peer {
-    cq: Arc<dyn CompletionQueue>,
-    mr: Arc<dyn MemoryRegion>,
-    qp: Arc<dyn QueuePair>,
-}
-
-impl Peer {
-    /// Connects.
-    fn connected(device: &dyn Device, endpoint: &Endpoint) -> Self {
-        let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(64).expect("a queue"));
-        let memory = Arc::new(SharedMemory::new("peer", 2 * DEPTH * MESSAGE).expect("memory"));
-        let mr = pd.register(memory, Access::LOCAL).expect("register");
-        let receive = |index: usize| RecvWr {
-            wr_id: WrId(index as u64),
-            local: mr.sge((index * MESSAGE) as u64, MAX_MESSAGE_BYTES),
-        };
-        let options = ConnectOptions {
-            qp: QpConfig::new(&cq, DEPTH as u32, DEPTH as u32),
-            receives: (0..DEPTH).map(receive).collect(),
-            timeout: PATIENCE,
-        };
-        let qp = pd.connect(endpoint, options).expect("connect").qp;
-        Self { cq, mr, qp }
-    }
-
-    /// Connects and attaches, as the client of this secret.
-    fn attached(device: &dyn Device, endpoint: &Endpoint, secret: u8) -> Self {
-        let peer = Self::connected(device, endpoint);
-        let secret = SessionSecret([secret; 16]);
-        peer.post(&[(0, Request::Attach { secret, label: "peer", subtree: b"" })]);
-        assert_eq!(peer.answer().slot, SlotIndex(0));
-        peer
-    }
-
-    /// Sends these requests with one doorbell, each in its slot.
-    fn post(&self, requests: &[(u16, Request<'_>)]) {
-        let encode = |(index, (slot, request)): (usize, &(u16, Request<'_>))| {
-            let at = (DEPTH + index) * MESSAGE;
-            let mut body = vec![0; MESSAGE - HEADER_LEN];
-            let len = request.encode(&mut body).expect("it fits");
-            let header = RequestHeader {
-                slot: SlotIndex(*slot),
-                seq: 1,
-                trace: TraceId(1),
-                uid: 0,
-                gid: 0,
-                umask: 0,
-                drops_privileges: false,
-            };
-            self.mr.memory().write(at, &header.encode(len as u32));
-            self.mr.memory().write(at + HEADER_LEN, &body[..len]);
-            let local = self.mr.sge(at as u64, (HEADER_LEN + len) as u32);
-            SendWr { wr_id: WrId(100), op: SendOp::Send, local, signaled: false }
-        };
-        let all: Vec<_> = requests.iter().enumerate().map(encode).collect();
-        self.qp.post_send(&all).expect("post");
-    }
-
-    /// The next message's header.
-    fn answer(&self) -> ReplyHeader {
-        let mut out: Vec<Completion> = Vec::new();
-        while out.iter().all(|completion| completion.kind != CompletionKind::Recv) {
-            assert_eq!(self.qp.state(), QpState::ReadyToSend);
-            self.cq.wait(LOOK);
-            self.cq.poll(&mut out, 1);
-        }
-        let index = out.last().expect("a completion").wr_id.0 as usize;
-        let mut message = vec![0; out.last().expect("a completion").byte_len as usize];
-        self.mr.memory().read(index * MESSAGE, &mut message);
-        ReplyHeader::parse(&message).expect("a reply").0
-    }
-
-    /// Sends a message of many packets, of which the second half is no memory: its RNIC sends the packets of the first half, then breaks the
-    /// connection.
-    fn post_half_a_message(&self) {
-        let half = MAX_MESSAGE_BYTES / 2;
-        let at = self.mr.memory().len() as u64 - u64::from(half);
-        let local = self.mr.sge(at, MAX_MESSAGE_BYTES);
-        let message = SendWr { wr_id: WrId(101), op: SendOp::Send, local, signaled: true };
-        self.qp.post_send(&[message]).expect("post");
-    }
-
-    /// Waits until the server has ended the connection.
-    fn wait_for_end(&self) {
-        while self.qp.state() == QpState::ReadyToSend {
-            self.cq.wait(LOOK);
-            self.cq.poll(&mut Vec::new(), 16);
-        }
-    }
-}
-
 /// Writes and reads again.
 fn goes_on(volume: &impl Volume, handle: Handle, salt: u8) {
     let bytes = pattern(100, salt);
@@ -144,7 +40,7 @@ fn world() -> World {
 }
 
 fn peer_in(world: &World, secret: u8) -> Peer {
-    Peer::attached(world.network().device().as_ref(), &endpoint(), secret)
+    Peer::attached(world.network().device().as_ref(), &endpoint(), secret).0
 }
 
 fn bad_messages(world: &World) -> u64 {
@@ -245,7 +141,7 @@ mod rdma {
         let before = connections.len();
         let device = serving::device_to(&endpoint);
         for round in 0..ROUNDS {
-            let peer = Peer::attached(device.as_ref(), &endpoint, 100 + round as u8);
+            let peer = Peer::attached(device.as_ref(), &endpoint, 100 + round as u8).0;
             peer.post(&TOO_MANY);
             peer.wait_for_end();
             assert_eq!(counters.bad_messages.load(Ordering::Relaxed), round + 1);

@@ -31,15 +31,23 @@ pub fn read_as_initiator(
 
 /// As [`read_as_initiator`], but by READs of the windows. Keeps entries from one read to the next.
 #[derive(Debug, Default)]
-pub struct RemoteReader(KnownEntries);
+pub struct RemoteReader {
+    known: KnownEntries,
+    is_backwards: bool,
+}
 
 impl RemoteReader {
     /// A reader that knows the entry of the layout's first page.
     pub fn knowing(residency: &ResidencyTable, layout: Layout) -> Self {
         let page = layout.extents[0].pool_page;
         let reader = Self::default();
-        reader.0.note(EPOCH, page, residency.load(page));
+        reader.known.note(EPOCH, page, residency.load(page));
         reader
+    }
+
+    /// One whose RNIC executes the READs of a doorbell last first.
+    pub fn backwards() -> Self {
+        Self { is_backwards: true, ..Self::default() }
     }
 
     /// As [`read_as_initiator`].
@@ -52,9 +60,10 @@ impl RemoteReader {
     ) -> bool {
         let layout = CachedLayout::new(FilePage(0), layout);
         let mut rnic = NearRnic::new(frames, residency, files);
+        rnic.is_backwards = self.is_backwards;
         let (windows, magic, counted) = (rnic.windows(), MagicPattern::new([7; 32]), SpreadCount::default());
         let shown = Shown { windows: &windows, magic: &magic, epoch: EPOCH, counted: &counted };
-        let got = remote::read(&mut rnic, shown, &self.0, slot, &layout, 0, out);
+        let got = remote::read(&mut rnic, shown, &self.known, slot, &layout, 0, out);
         matches!(got, Ok(Some(got)) if got.valid_len == out.len() && got.missing.is_empty())
     }
 }

@@ -13,6 +13,8 @@ pub(super) struct NearRnic {
     windows: Vec<Arc<SharedMemory>>,
     data: Vec<u8>,
     proofs: Vec<u8>,
+    /// Whether the READs of a doorbell are executed last first: they may be of any moments.
+    pub(super) is_backwards: bool,
     /// The number of doorbells so far.
     pub(super) doorbells: usize,
     /// Called before each doorbell with its number.
@@ -31,6 +33,7 @@ impl NearRnic {
             windows: vec![frames, residency, files],
             data,
             proofs,
+            is_backwards: false,
             doorbells: 0,
             meanwhile: Box::new(|_| ()),
         }
@@ -69,6 +72,9 @@ impl ReadsPieces for NearRnic {
     fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
         (self.meanwhile)(self.doorbells);
         self.doorbells += 1;
+        if self.is_backwards {
+            return pieces.iter().rev().try_for_each(|piece| self.read_piece(piece));
+        }
         pieces.iter().try_for_each(|piece| self.read_piece(piece))
     }
 

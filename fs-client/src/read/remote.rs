@@ -1,13 +1,17 @@
 //! Initiator translation over a link that maps nothing: the target's tables and frames are READ.
 //!
-//! A *look* is two doorbells. The first brings the pages' bytes and the file's slot. When all of these have come, the second is posted: it brings their
-//! *proofs*, the pages' residency entries and the slot's generation. The place of the bytes is known from the page's entry at an earlier look
-//! ([`KnownEntries`], or the first of two looks). Three moments follow each other: the earlier look, the READ of the bytes, the READ of the entry. So
-//! equal entries prove that the copy is that pool page, untorn. The layout came before all of them; if its generation is still there among the
-//! proofs, the page was the file's all the while, and the length is one that the file had with that layout. READs of one doorbell prove nothing
-//! about each other's moments: an answer to a READ may come late, after the READ was executed once more (`rdma/verbs`). A proof that is asked for
-//! when the bytes are there is of a later moment, whichever of its executions is answered. A page whose entry was not known, or is another one, is
-//! read once more by the entry that came; if that is another one again, the page is missing.
+//! A page goes through three steps, and no two of them are posted with one doorbell: the READ of its residency *entry*, which says where its bytes are;
+//! the READ of the *bytes*; and the READ of its *proof*, the entry again. Each is posted when the one before has come, so they are of three moments, one
+//! after the other, and equal entries prove that the copy is that pool page, untorn. The first step is spared where the entry of an earlier look is known
+//! ([`KnownEntries`]): such a page takes two doorbells, another one three, or four if it is not where it was. A doorbell carries the next step of all
+//! pages that are left, and the file's slot. The layout came before all of them; if its generation is still there with the proofs, the page was the
+//! file's all the while. A length that is followed by that generation is one that the file had with that layout. The first step asks for no generation
+//! behind it, and needs none: an entry is true of its pool page, whoever has the page.
+//!
+//! READs of one doorbell prove nothing about each other's moments: an answer to a READ may come late, after the READ was executed once more
+//! (`rdma/verbs`). A proof that is asked for when the bytes are there is of a later moment, whichever of its executions is answered.
+//!
+//! A page whose proof is another entry is read once more by that one; if it is another one again, the page is missing.
 //!
 //! **A window of pages** (`RemoteWindows::pages`), where the server has one: pool page N is at N pages, whatever frame it is in, or the magic page
 //! is. The bytes are the page's if its entries prove it as above *and* no part of them is the magic pattern: the window follows the
@@ -16,7 +20,7 @@
 //!
 //! # Invariants
 //! * Nothing READ is trusted: pool pages, frames and slots are checked against the windows' lengths before they are asked for.
-//! * A look's pages are proven by its own slot. The file ends at the smallest of the sizes that were read.
+//! * Each doorbell's slot has the layout's generation. So each but the last one's length is proven by the next one's; the file ends at the smallest of them.
 
 use super::OneSided;
 use super::initiator::NoAnswer;
@@ -32,17 +36,17 @@ use cuttlefs_common::region::{
     ResidencyTable, divide,
 };
 
-/// The most pages of a look.
+/// The most pages that are read together.
 const PAGES: usize = 32;
-/// The offsets in the proofs of the file's slot, of its generation among the proofs, and of the residency entries.
+/// How often a page's entry is READ at most.
+const LOOKS: u8 = 2;
+/// The offsets in the proofs of the file's slot, and of the residency entries: a page's is at its place among the pages that are read together.
 const SLOT: usize = 0;
-const GENERATION: usize = FileTable::VIEW_LEN;
 const ENTRIES: usize = 64;
 const ENTRY: usize = 8;
-const _: () =
-    assert!(GENERATION + FileTable::GENERATION_LEN <= ENTRIES && ENTRIES + PAGES * ENTRY <= PROOFS_LEN);
+const _: () = assert!(FileTable::VIEW_LEN <= ENTRIES && ENTRIES + PAGES * ENTRY <= PROOFS_LEN);
 const _: () = assert!(PAGES * PAGE_SIZE <= DATA_LEN);
-// A doorbell has the slot and each page's bytes, or the generation and, at most, an entry for each page.
+// A doorbell has the slot, and one piece at most for each page.
 const _: () = assert!(PAGES < MAX_RUNS);
 
 /// An RNIC that executes READs, and the memory where the bytes land.
@@ -70,22 +74,40 @@ impl ReadsPieces for SessionLane<'_> {
     }
 }
 
+/// The next step of a page.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Its entry is not known, or by that one the page was not in a frame.
+    Entry,
+    /// Its bytes are where this entry says.
+    Bytes(ResidencyEntry),
+    /// Its bytes were READ by this entry.
+    Proof(ResidencyEntry),
+}
+
 /// A page of the request that has a place in the pool.
 struct Wanted {
     /// The page's number in the request.
     index: usize,
     part: PagePart,
     pool: PoolPage,
-    /// Its residency entry at an earlier look.
-    known: Option<ResidencyEntry>,
+    step: Step,
+    /// How often its entry was READ.
+    looks: u8,
 }
 
-/// The result for a page.
+impl Wanted {
+    /// Its place among the pages that are read together: where its entry and its bytes land.
+    fn place(&self) -> usize {
+        self.index % PAGES
+    }
+}
+
+/// What a page's next step is, when what the last doorbell brought for it was looked at.
 enum Came {
     Filled,
     Missing,
-    /// Nothing is proven; this is the page's entry by now.
-    Elsewhere(ResidencyEntry),
+    Next(Step),
 }
 
 /// The server's windows, and the pattern that stands in its window of pages for pages on SSD.
@@ -124,7 +146,8 @@ pub(super) fn read(
                 Some(extent) if extent.state != ExtentState::Unwritten => {
                     let pool = extent.pool_page_of(part.page);
                     if reading.covers(pool) {
-                        wanted.push(Wanted { index, part: *part, pool, known: known.get(shown.epoch, pool) });
+                        let step = reading.first_step(pool);
+                        wanted.push(Wanted { index, part: *part, pool, step, looks: 0 });
                     } else {
                         missing.push(index);
                     }
@@ -185,100 +208,114 @@ impl<R: ReadsPieces> Reading<'_, R> {
         Some((window, self.page_in(window, number)?))
     }
 
-    /// Reads pages into their places in `out`. Returns the smallest size of the file among the looks.
+    /// By the entry of an earlier look.
+    fn first_step(&self, page: PoolPage) -> Step {
+        let known = self.known.get(self.shown.epoch, page);
+        known.filter(|known| self.place(page, *known).is_some()).map_or(Step::Entry, Step::Bytes)
+    }
+
+    /// Reads pages into their places in `out`. Returns the smallest of the file's proven sizes.
     fn pages(
         &mut self,
         mut wanted: Vec<Wanted>,
         missing: &mut Vec<usize>,
         out: &mut [u8],
     ) -> Result<Option<u64>, NoAnswer> {
-        let mut size = u64::MAX;
-        for attempt in 0..2 {
-            if attempt > 0 && wanted.is_empty() {
-                break;
-            }
-            let (bytes, proofs) = self.pieces(&wanted);
-            // The proofs are posted when the bytes have come, and not before.
-            if self.rnic.read_pieces(&bytes).is_none() || self.rnic.read_pieces(&proofs).is_none() {
+        let (mut size, mut unproven) = (u64::MAX, None);
+        // Four doorbells at most: a page has two looks, and one more doorbell before each for its bytes.
+        loop {
+            // These READs are posted when those of the doorbell before have come, and not before.
+            if self.rnic.read_pieces(&self.pieces(&wanted)).is_none() {
                 return Ok(None);
             }
-            size = size.min(self.view()?.size);
-            let mut elsewhere = Vec::new();
-            for (place, mut page) in wanted.into_iter().enumerate() {
-                match self.look(place, &page, out) {
-                    Came::Filled => {}
-                    Came::Elsewhere(entry) if attempt == 0 => {
-                        page.known = Some(entry);
-                        elsewhere.push(page);
-                    }
-                    Came::Missing | Came::Elsewhere(_) => missing.push(page.index),
+            let before = unproven.replace(self.view()?.size);
+            size = size.min(before.unwrap_or(u64::MAX));
+            wanted.retain_mut(|page| match self.came(page, out) {
+                Came::Next(step) => {
+                    page.step = step;
+                    true
                 }
+                Came::Missing => {
+                    missing.push(page.index);
+                    false
+                }
+                Came::Filled => false,
+            });
+            if wanted.is_empty() && before.is_some() {
+                return Ok(Some(size));
             }
-            wanted = elsewhere;
         }
-        Ok(Some(size))
     }
 
-    /// The pieces to READ for these pages: the bytes with the slot, and their proofs.
-    fn pieces(&self, wanted: &[Wanted]) -> (Vec<Piece>, Vec<Piece>) {
+    /// The pieces to READ for the next step of these pages, and the slot.
+    fn pieces(&self, wanted: &[Wanted]) -> Vec<Piece> {
         let RemoteWindows { residency, files, pages, .. } = *self.shown.windows;
         let piece = |window: RemoteRange, offset: u64, len: usize, to: Landing| Piece {
             remote: window.at(offset),
             len,
             to,
         };
-        let bytes = wanted.iter().enumerate().filter_map(|(place, page)| {
-            let (window, at) = self.place(page.pool, page.known?)?;
+        let mut pieces = vec![piece(files, self.slot, FileTable::VIEW_LEN, Landing::Proof(SLOT))];
+        pieces.extend(wanted.iter().filter_map(|page| {
+            let Step::Bytes(entry) = page.step else { return None };
+            let (window, at) = self.place(page.pool, entry)?;
             let (from, len) = match pages {
                 Some(_) => (0, PAGE_SIZE),
                 None => (page.part.offset_in_page, page.part.len),
             };
-            Some(piece(window, at + from as u64, len, Landing::Data(place * PAGE_SIZE + from)))
-        });
-        let slot = |to: usize, len: usize| piece(files, self.slot, len, Landing::Proof(to));
-        let mut pieces = vec![slot(SLOT, FileTable::VIEW_LEN)];
-        pieces.extend(bytes);
-        let mut proofs = vec![slot(GENERATION, FileTable::GENERATION_LEN)];
-        let mut place = 0;
+            Some(piece(window, at + from as u64, len, Landing::Data(page.place() * PAGE_SIZE + from)))
+        }));
+        let looked: Vec<&Wanted> =
+            wanted.iter().filter(|page| !matches!(page.step, Step::Bytes(_))).collect();
         // Neighbours in the pool are neighbours in the table.
-        for run in wanted.chunk_by(|before, after| before.pool.0 + 1 == after.pool.0) {
-            let to = Landing::Proof(ENTRIES + place * ENTRY);
-            place += run.len();
-            proofs.push(piece(residency, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to));
+        let is_next = |before: &&Wanted, after: &&Wanted| {
+            before.pool.0 + 1 == after.pool.0 && before.index + 1 == after.index
+        };
+        for run in looked.chunk_by(is_next) {
+            let to = Landing::Proof(ENTRIES + run[0].place() * ENTRY);
+            pieces.push(piece(residency, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to));
         }
-        (pieces, proofs)
+        pieces
     }
 
-    /// The slot, if it was that of the layout from before its READ to the proof's.
+    /// The slot, if it is that of the layout.
     fn view(&self) -> Result<FileSlotView, NoAnswer> {
         let mut bytes = [0; FileTable::VIEW_LEN];
         self.rnic.proof(SLOT, &mut bytes);
         let view = FileTable::view_of(&bytes);
-        let mut behind = [0; FileTable::GENERATION_LEN];
-        self.rnic.proof(GENERATION, &mut behind);
         match view.generation {
             0 => Err(NoAnswer::SlotGone),
             generation if generation != self.generation => Err(NoAnswer::LayoutStale),
-            _ if behind != bytes[..FileTable::GENERATION_LEN] => Err(NoAnswer::LayoutStale),
             _ => Ok(view),
         }
     }
 
-    /// Checks what came for the page at this place among the wanted ones.
-    fn look(&self, place: usize, page: &Wanted, out: &mut [u8]) -> Came {
+    /// Looks at what the last doorbell brought for a page.
+    fn came(&self, page: &mut Wanted, out: &mut [u8]) -> Came {
+        if let Step::Bytes(entry) = page.step {
+            return Came::Next(Step::Proof(entry));
+        }
         let mut bytes = [0; ENTRY];
-        self.rnic.proof(ENTRIES + place * ENTRY, &mut bytes);
+        self.rnic.proof(ENTRIES + page.place() * ENTRY, &mut bytes);
         let now = ResidencyTable::entry_of(bytes);
         self.known.note(self.shown.epoch, page.pool, now);
+        page.looks += 1;
         if self.place(page.pool, now).is_none() {
             return Came::Missing;
         }
-        if !page.known.is_some_and(|known| known.validates(now)) {
-            return Came::Elsewhere(now);
+        match page.step {
+            Step::Proof(entry) if entry.validates(now) => self.fill(page, out),
+            _ if page.looks < LOOKS => Came::Next(Step::Bytes(now)),
+            _ => Came::Missing,
         }
+    }
+
+    /// Copies a page whose bytes are proven.
+    fn fill(&self, page: &Wanted, out: &mut [u8]) -> Came {
+        let at = page.place() * PAGE_SIZE;
         if self.shown.windows.pages.is_some() {
             let mut whole = [0; PAGE_SIZE];
-            self.rnic.data(place * PAGE_SIZE, &mut whole);
+            self.rnic.data(at, &mut whole);
             if self.shown.magic.is_in(&whole) {
                 return Came::Missing;
             }
@@ -286,7 +323,7 @@ impl<R: ReadsPieces> Reading<'_, R> {
         }
         let part = &page.part;
         let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
-        self.rnic.data(place * PAGE_SIZE + part.offset_in_page, target);
+        self.rnic.data(at + part.offset_in_page, target);
         Came::Filled
     }
 }

@@ -87,7 +87,13 @@ pub fn serve_windowed(
     serve: Serve,
     window: WindowKind,
 ) -> Result<RunningServer, StartError> {
-    start(2, devices(&serve), vec![ExportRule::default()], directory, serve, window)
+    start(2, devices(&serve), vec![ExportRule::default()], directory, serve, window, true)
+}
+
+/// Serves the pool, and lets clients read its tables or not.
+pub fn serve_trusting(directory: &Path, serve: Serve, trust: bool) -> Result<RunningServer, StartError> {
+    let exports = vec![ExportRule::default()];
+    start(2, devices(&serve), exports, directory, serve, WindowKind::Pinned, trust)
 }
 
 /// Serves the pool by these export rules.
@@ -129,7 +135,7 @@ pub fn serve_with_workers(
     directory: &Path,
     serve: Serve,
 ) -> Result<RunningServer, StartError> {
-    start(workers, devices, exports, directory, serve, WindowKind::Pinned)
+    start(workers, devices, exports, directory, serve, WindowKind::Pinned, true)
 }
 
 fn start(
@@ -139,6 +145,7 @@ fn start(
     directory: &Path,
     serve: Serve,
     page_window: WindowKind,
+    trust_clients: bool,
 ) -> Result<RunningServer, StartError> {
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
@@ -153,7 +160,7 @@ fn start(
         scrub: ScrubOptions { rate_bytes: 64 << 20, interval: Duration::from_secs(1) },
         durable_answers: serve.durable_answers,
         // Trusted clients may read the tables: those that are told to do, the others do not need them.
-        trust_clients: true,
+        trust_clients,
         page_window,
         ..ServeOptions::new(serve.frames * 4096, serve.listen)
     };

@@ -73,9 +73,6 @@ impl FileTable {
     /// Bytes at the beginning of a slot that [`Self::view_of`] needs.
     pub const VIEW_LEN: usize = 16;
 
-    /// Of them, the bytes of the generation.
-    pub const GENERATION_LEN: usize = 8;
-
     /// The view in the first bytes of a slot, which a READ brought.
     pub fn view_of(bytes: &[u8; Self::VIEW_LEN]) -> FileSlotView {
         let (words, _) = bytes.as_chunks::<8>();

@@ -428,6 +428,39 @@ fn refused_requests_end_their_connection_only() {
     assert_eq!(good.qp.state(), QpState::ReadyToSend);
 }
 
+/// The keys of memory that is registered for the server's own use, of a region of another domain, and of one that is gone, open nothing, though they are
+/// no guesses. So what keeps a peer out is not that it does not know a key: RNICs count them up.
+fn keys_of_what_is_not_for_peers_open_nothing() {
+    let gone = Served::new(TcpSecurity::Insecure, Access::ALL, 0).mr.rkey();
+    let another = Served::new(TcpSecurity::Insecure, Access::ALL, 0);
+    let (local, open) = (Access::LOCAL, Access { local_write: true, remote_read: true, ..Access::NONE });
+    let (closed, served) =
+        (Served::new(TcpSecurity::Insecure, local, 0), Served::new(TcpSecurity::Insecure, open, 0));
+    let good = served.guest(TcpSecurity::Insecure);
+    let _good_server = served.accepted();
+    for (name, at, key) in [
+        ("its own memory", &closed, closed.mr.rkey()),
+        ("memory of another domain", &served, another.mr.rkey()),
+        ("memory that is gone", &served, gone),
+        ("the next variant of a key", &served, Rkey(served.mr.rkey().0 ^ 1)),
+        ("the next region's key", &served, Rkey(served.mr.rkey().0.wrapping_add(0x100))),
+    ] {
+        let place = Remote::Memory { rkey: key, offset: 0 };
+        for op in [SendOp::Read(place), SendOp::Write(place)] {
+            let hostile = at.guest(TcpSecurity::Insecure);
+            let its = at.accepted();
+            hostile.post(op, 8);
+            let status = hostile.next().status;
+            assert_eq!(status, WcStatus::RemoteAccess, "{name}: {op:?}");
+            wait_for_error(at, &*its);
+        }
+        let mut found = [0; 8];
+        closed.mr.memory().read(0, &mut found);
+        assert_eq!(found, [7; 8], "{name}");
+        good.reads_sevens(&served);
+    }
+}
+
 /// Messages that find no receive wait at their sender. Other clients are served meanwhile, and the messages arrive in order when receives are posted.
 fn messages_beyond_the_receives_are_held_back() {
     let served = Served::new(TcpSecurity::Insecure, Access::ALL, 1);
@@ -503,6 +536,7 @@ over_an_rnic!(
     who_falls_silent_is_missed_by_the_idle,
     who_wants_endless_retransmissions_is_not_let_in,
     refused_requests_end_their_connection_only,
+    keys_of_what_is_not_for_peers_open_nothing,
     messages_beyond_the_receives_are_held_back,
     who_floods_with_reads_leaves_others_their_turn,
 );
