@@ -11,7 +11,7 @@ use crate::files::{
 };
 use crate::meta::Caller;
 use crate::pages::Source;
-use cuttlefs_common::attr::{Attr, SetAttr};
+use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{
     FileAtomic, FileRead, FileTarget, FileValue, FileWrite, PeerKey, RegionOwner, WcStatus,
@@ -22,7 +22,6 @@ use cuttlefs_common::world::{Random, SeededRandom};
 use cuttlefs_reference::Contents;
 use futures_lite::future::block_on;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 const INO: u64 = 1;
 const POOL_PAGES: u64 = 96;
@@ -514,12 +513,26 @@ fn a_worker_does_what_the_engine_cannot() {
 fn files_that_are_not_plain_are_not_changed_one_sidedly() {
     let (storage, session) = sparse();
     grant(&storage, &session, 0, 4 * PAGE_SIZE_U64).expect("granted");
-    let marks = &session.opened.file.append_only;
-    marks.store(true, Ordering::Relaxed);
+    let mark = |flags| block_on(storage.files.note_flags(inode(INO), flags));
+    mark(InodeFlags::APPEND_ONLY);
     assert_eq!(write_at(&storage, &session, 0, b"no"), Err(WcStatus::RemoteAccess));
-    let appended = storage.files.append_file_faulting(session.owner, session.opened.filekey, b"yes");
-    assert_eq!(appended, Ok(3 * PAGE_SIZE_U64));
-    marks.store(false, Ordering::Relaxed);
+    let append = |bytes| storage.files.append_file_faulting(session.owner, session.opened.filekey, bytes);
+    assert_eq!(append(b"yes"), Ok(3 * PAGE_SIZE_U64));
+    mark(InodeFlags::default());
+    write_at(&storage, &session, 0, b"yes").expect("the grant still stands");
+    mark(InodeFlags::IMMUTABLE);
+    assert_eq!(storage.files.figures().grants.grants, 0, "a grant of what never changes");
+    let refused = |what: &str| {
+        let (owner, key) = (session.owner, session.opened.filekey);
+        let add = FileAtomic::FetchAdd { add: 1 };
+        assert_eq!(write_at(&storage, &session, 0, b"no"), Err(WcStatus::RemoteAccess), "{what}");
+        assert_eq!(storage.files.atomic_file(owner, key, 0, add), Err(WcStatus::RemoteAccess), "{what}");
+        assert_eq!(append(b"no"), Err(WcStatus::RemoteAccess), "{what}");
+    };
+    refused("immutable");
+    mark(InodeFlags::default());
+    refused("the grant has ended");
+    grant(&storage, &session, 0, 4 * PAGE_SIZE_U64).expect("granted");
     write_at(&storage, &session, 0, b"yes").expect("plain");
     set_mode(&storage, 0o4755);
     assert_eq!(write_at(&storage, &session, 0, b"no"), Err(WcStatus::RemoteAccess), "set-id");
