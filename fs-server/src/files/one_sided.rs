@@ -175,10 +175,15 @@ impl Files {
             return Ok(FileValue::Faults);
         };
         self.check_overwrite(&keyed, filekey, offset, end)?;
-        if !self.is_plain(file, by)? {
-            return Ok(FileValue::Faults);
-        }
         let Some(place) = word_at(file, offset) else { return Ok(FileValue::Faults) };
+        if !self.is_plain(file, by)? {
+            // A change has to wait. A compare-swap that finds another word changes nothing.
+            let Some(old) = self.pages.word_at_once(place).filter(|old| operation.apply(*old) == *old) else {
+                return Ok(FileValue::Faults);
+            };
+            add(&self.pages.counters.target_atomics, 1);
+            return Ok(FileValue::Done(old));
+        }
         match self.pages.change_word_at_once(&**file, place, |old| operation.apply(old)) {
             None => Ok(FileValue::Faults),
             Some(old) if operation.apply(old) == old => Ok(FileValue::Done(old)),
