@@ -19,10 +19,10 @@ import sys
 import time
 
 STRANGER = 61234
-RPC_VERSION = 6
+RPC_VERSION, PACKET_VERSION = 11, 4
 FRAME_LEN, HEADER_LEN = 64, 48
 HELLO, WELCOME, SEND, WRITE, READ_MEMORY, READ_FILE = 1, 2, 4, 5, 6, 7
-WRITE_ACK = 13
+WRITE_ACK, WRITE_FILE, FETCH_ADD_FILE, APPEND = 13, 17, 19, 20
 MIB = 1 << 20
 
 
@@ -42,11 +42,11 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
-def frame(kind, sequence, payload=b"", key=0, offset=0, wanted=0, flags=0, payload_len=None, payload_crc=None):
+def frame(kind, sequence, payload=b"", key=0, offset=0, first=0, wanted=0, flags=0, payload_len=None, payload_crc=None):
     payload_len = len(payload) if payload_len is None else payload_len
     payload_crc = crc32c(payload) if payload_crc is None else payload_crc
     head = struct.pack(
-        "<4sBBHIIQQQQQI", b"CFNF", 3, kind, flags, payload_len, payload_crc, sequence, key, offset, 0, 0, wanted
+        "<4sBBHIIQQQQQI", b"CFNF", PACKET_VERSION, kind, flags, payload_len, payload_crc, sequence, key, offset, first, 0, wanted
     )
     return head + struct.pack("<I", crc32c(head)) + payload
 
@@ -147,6 +147,10 @@ def await_locks(hold_ms):
     return b"\x23" + varint(hold_ms)
 
 
+def grant_write(filekey, length):
+    return b"\x2c" + varint(filekey) + varint(0) + varint(length)
+
+
 # ---- connections -------------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +248,19 @@ class Attack:
     def attached(self):
         return Peer(self.path).attach(self.client)
 
+    # An attack in a language that the server does not speak would be none: it has to answer once.
+    def introduce(self):
+        while True:
+            try:
+                peer = Peer(self.path).attach(new_client())
+                status, _ = peer.call(get_attr(peer.root))
+                assert status == 0, f"attributes of the root: {status}"
+                return peer.close()
+            except (EOFError, OSError, Refused):
+                # What an earlier attack holds goes with its leases.
+                assert self.goes_on(), "the server does not understand this program: are its versions those of fs-common?"
+                self.rest()
+
     # A connection to a HOST:PORT.
     def stranger(self):
         host, port = self.path.rsplit(":", 1)
@@ -265,6 +282,31 @@ class Attack:
             time.sleep(0.1)
         assert status == 0, f"open: {status}"
         return ino, take_varint(reply, 1)[0]
+
+    # Sends one-sided changes of a granted file without end, on some connections, and takes what comes. `fields` are those of each.
+    def pump(self, suffix, granted, kind, at_once, **fields):
+        owner = self.attached()
+        _, filekey = self.file(owner, suffix)
+        status, _ = owner.call(grant_write(filekey, granted))
+        assert status == 0, f"grant: {status}"
+        if "payload" in fields:
+            fields["payload_crc"] = crc32c(fields["payload"])
+        sockets, left = select.poll(), {}
+        for peer in [self.attached() for _ in range(4)]:
+            peer.socket.setblocking(False)
+            sockets.register(peer.socket, select.POLLIN | select.POLLOUT)
+            left[peer.socket.fileno()] = [peer, memoryview(b"")]
+        while self.goes_on():
+            for fd, events in sockets.poll(100):
+                peer, unsent = left[fd]
+                if events & ~select.POLLOUT and not peer.socket.recv(MIB):
+                    raise EOFError
+                if events & select.POLLOUT:
+                    if not unsent:
+                        numbers = range(peer.sequence + 1, peer.sequence + 1 + at_once)
+                        unsent = memoryview(b"".join(frame(kind, number, key=filekey, **fields) for number in numbers))
+                        peer.sequence += at_once
+                    left[fd][1] = unsent[peer.socket.send(unsent):]
 
     def next_slot(self):
         self.slot = self.slot % 62 + 1
@@ -550,15 +592,30 @@ def statuses(attack):
     attack.keep_asking(attack.attached(), status_text())
 
 
-# The files that expensive requests work on, beside NAME.
-NAMES, SOURCE, TARGET, PIECES = b".names", b".source", b".target", b".pieces"
+def words(attack):
+    """two peers that add to one word of a file one-sidedly, without end"""
+    attack.pump(WORDS, 4096, FETCH_ADD_FILE, 2000, first=1)
+
+
+def records(attack):
+    """two peers that append eight bytes one-sidedly, without end"""
+    attack.pump(RECORDS, 4 * MIB, APPEND, 2000, payload=b"12345678")
+
+
+def long_writes(attack):
+    """two peers that write 1 MiB one-sidedly, without end"""
+    attack.pump(TARGET, MIB, WRITE_FILE, 1, payload=bytes(MIB), flags=2)
+
+
+# The files that expensive requests and one-sided changes work on, beside NAME.
+NAMES, SOURCE, TARGET, PIECES, WORDS, RECORDS = b".names", b".source", b".target", b".pieces", b".words", b".records"
 COPY_LEN = 4 * MIB
 NAMES_COUNT, PIECES_COUNT = 1000, 20_000
 
 
 def prepare(path):
     path = os.fsencode(path)
-    for suffix, length in [(NAMES, 0), (SOURCE, COPY_LEN), (TARGET, COPY_LEN), (PIECES, 0)]:
+    for suffix, length in [(NAMES, 0), (SOURCE, COPY_LEN), (TARGET, COPY_LEN), (PIECES, 0), (WORDS, 4096), (RECORDS, 0)]:
         with open(path + suffix, "wb") as file:
             file.write(os.urandom(length))
         os.chmod(path + suffix, 0o666)
@@ -573,9 +630,11 @@ def prepare(path):
 
 KINDS = [
     garbage, half_hello, no_session, sessions, cut_transfers, mute_transfers, unread_reads, unread_replies, parked,
-    slow_frames, locks, filekeys, reclaims, counters, flood, name_lists, copies, holes, statuses, keyless, crowd, handshakes,
+    slow_frames, locks, filekeys, reclaims, counters, flood, name_lists, copies, holes, statuses, words, records, long_writes, keyless, crowd, handshakes,
 ]
 KEYLESS = [keyless, crowd, handshakes]
+# These come as two users at once; over tcp these are one peer, for they have one key.
+BY_TWO = [words, records, long_writes]
 
 
 def main():
@@ -586,18 +645,26 @@ def main():
     if sys.argv[1] == "prepare":
         return prepare(sys.argv[2])
     kind, path, name, seconds = sys.argv[1:]
+    run = next(run for run in KINDS if run.__name__ == kind)
+    other = os.fork() if run in BY_TWO else None
+    user = STRANGER + (other == 0)
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(STRANGER, STRANGER, STRANGER)
-        os.setresuid(STRANGER, STRANGER, STRANGER)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     attack = Attack(path, name.encode(), float(seconds))
+    if run not in KEYLESS:
+        attack.introduce()
     # The server may throw this peer out: it connects again until its time is over.
     while attack.goes_on():
         try:
-            next(run for run in KINDS if run.__name__ == kind)(attack)
+            run(attack)
         except (EOFError, OSError, Refused):
             attack.client = new_client()
             attack.rest()
+    if other:
+        _, status = os.waitpid(other, 0)
+        sys.exit(os.waitstatus_to_exitcode(status))
 
 
 main()

@@ -234,7 +234,12 @@ def marks(directory, other):
     set_flags(path, NO_DUMP | NO_ATIME)
     expect(get_flags(f"{other}/marked"), NO_DUMP | NO_ATIME, "marks elsewhere")
     refused(errno.EOPNOTSUPP, "a mark that there is not", set_flags, path, 0x4000)
+    opened = [os.open(f"{mount}/marked", os.O_RDWR) for mount in [directory, other]]
     set_flags(path, IMMUTABLE)
+    for descriptor in opened:
+        refused(errno.EPERM, "writing by a descriptor from before", os.pwrite, descriptor, b"y", 0)
+        refused(errno.EPERM, "cutting by a descriptor from before", os.ftruncate, descriptor, 0)
+        refused(errno.EPERM, "reserving by a descriptor from before", os.posix_fallocate, descriptor, 0, 9999)
     for mount in [directory, other]:
         marked = f"{mount}/marked"
         for what, call, *arguments in [
@@ -254,6 +259,9 @@ def marks(directory, other):
     os.utime(path)
     expect(read(path), b"xy", "what was added")
     set_flags(path, 0)
+    for descriptor in opened:
+        expect(os.pwrite(descriptor, b"x", 0), 1, "writing by a descriptor that was refused once")
+        os.close(descriptor)
     os.chmod(path, 0o600)
     set_flags(f"{directory}/fixed", IMMUTABLE)
     refused(errno.EPERM, "a name in an immutable directory", os.mkdir, f"{directory}/fixed/new")

@@ -209,6 +209,39 @@ fn a_grant_that_others_end_is_told_and_what_can_go_by_requests_goes() {
     }
 }
 
+/// What chmod does not end, chattr does: as for descriptors of a local file system.
+#[test]
+fn an_immutable_file_is_not_written_by_those_who_have_it_open() {
+    let server = Server::new(512);
+    for link in LINKS {
+        let session = server.connect(link);
+        let file = create(&session, link, &[1; 2 * PAGE]);
+        let key = file.bind(0, PAGE as u64, BOTH, None).expect("bound");
+        let redeemed = server.connect("unix").redeem(&key).expect("opened");
+        let grant = file.grant_write(0, 4 * PAGE as u64).expect("granted");
+        let ino = file.stat().expect("attributes").ino;
+        server.set_attr(ino, SetAttr { mode: Some(0o400), ..SetAttr::default() });
+        file.write_at(0, b"who may").expect("opened before");
+        file.fetch_add(8, 1).expect("granted before");
+        redeemed.write_at(0, b"who may").expect("opened before");
+        let mark = |flags| server.set_attr(ino, SetAttr { flags: Some(flags), ..SetAttr::default() });
+        mark(InodeFlags::IMMUTABLE);
+        let before = read(&file, 0, PAGE).expect("reads go on");
+        for file in [&file, &redeemed] {
+            assert_eq!(status(file.write_at(0, b"no")), Status::NotPermitted);
+        }
+        assert_eq!(status(file.append(b"no")), Status::NotPermitted);
+        assert!(matches!(file.fetch_add(8, 1), Err(NativeError::NotGranted)));
+        assert_eq!(status(grant.renew()), Status::NotPermitted);
+        assert_eq!(read(&file, 0, PAGE).expect("read"), before);
+        assert_eq!(file.len().expect("length"), 2 * PAGE as u64);
+        mark(InodeFlags::default());
+        redeemed.write_at(0, b"again").expect("bindings stay");
+        grant.renew().expect("granted again");
+        file.fetch_add(8, 1).expect("granted");
+    }
+}
+
 /// An atomic is not durable before the next sync, whatever the open file is.
 #[test]
 fn synchronous_writes_are_requests() {

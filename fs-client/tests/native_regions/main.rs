@@ -9,9 +9,12 @@ mod regions;
 mod serving;
 mod walk;
 
+use cuttlefs_client::file::volume::{Caller, Volume};
 use cuttlefs_client::native::{
-    Completion, ConnectOptions, Done, File, NativeError, OpenOptions, Queue, Rights, Session, Status,
+    Completion, ConnectOptions, Done, File, InodeNo, NativeError, OpenOptions, Queue, Rights, Session, Status,
 };
+use cuttlefs_common::attr::{InodeFlags, SetAttr};
+use cuttlefs_common::ids::TraceId;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::RegionPolicy;
@@ -26,6 +29,7 @@ use tempfile::TempDir;
 const LINKS: [&str; 2] = ["unix", "tcp"];
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const BOTH: Rights = Rights { read: true, write: true };
 const READING: Rights = Rights { read: true, write: false };
 
@@ -62,6 +66,13 @@ impl Server {
         let is_it = |endpoint: &Endpoint| endpoint.to_string().starts_with(&format!("{link}://"));
         let endpoint = self.running.endpoints().into_iter().find(is_it).expect("it listens");
         Session::connect(&endpoint.to_string(), ConnectOptions::default()).expect("a session")
+    }
+
+    /// Changes attributes, as a mount does.
+    fn set_attr(&self, ino: InodeNo, set: SetAttr) {
+        let is_it = |endpoint: &Endpoint| endpoint.to_string().starts_with("unix://");
+        let endpoint = self.running.endpoints().into_iter().find(is_it).expect("it listens");
+        serving::connect(&endpoint, "attributes", 1, false).set_attr(&CALLER, ino, set).expect("set");
     }
 
     /// Requests to the server so far, but for heartbeats.

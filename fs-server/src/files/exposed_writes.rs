@@ -32,7 +32,6 @@ use cuttlefs_common::status::Status;
 use futures_lite::future::{block_on, poll_once};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// The disk for a policy that keeps all pages in frames: it is never used.
 struct NoDisk;
@@ -125,7 +124,7 @@ impl Files {
             return Err(WcStatus::RemoteInvalid);
         }
         match self.resolve(owner, filekey) {
-            Ok((file, rights)) if rights.write && !file.append_only.load(Ordering::Relaxed) => Ok(file),
+            Ok((file, rights)) if rights.write => Ok(file),
             _ => Err(WcStatus::RemoteAccess),
         }
     }
@@ -138,6 +137,7 @@ impl Files {
         bytes: &[u8],
     ) -> Result<Vec<PageChange>, WcStatus> {
         file.usable().map_err(refusal)?;
+        file.check_marks(false).map_err(|_| WcStatus::RemoteAccess)?;
         let state = file.state();
         let is_inside = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= state.size);
         let changes = is_inside.then(|| changes_of(&state, offset, bytes.len())).flatten();

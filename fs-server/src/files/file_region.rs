@@ -22,6 +22,7 @@ use super::rhythm::SyncRhythm;
 use crate::meta::{Answer, ClientChange, DoneRequest, RequestId};
 use crate::pages::PageOwner;
 use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
+use cuttlefs_common::attr::InodeFlags;
 use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::Layout;
@@ -118,9 +119,10 @@ pub struct FileRegion {
     ino: InodeNo,
     /// Whether it is a directory, which has no bytes and is kept while it is open.
     is_directory: bool,
-    /// Whether its chattr mark allows appends only, as of the last open or change of marks. One-sided writes are refused then. Relaxed, because
-    /// nothing else depends on it.
-    pub(crate) append_only: AtomicBool,
+    /// Its chattr marks that forbid changes of contents, as of the last load or change of marks. Relaxed: who changes contents reads them under `order`,
+    /// and who has set one waits for that.
+    append_only: AtomicBool,
+    immutable: AtomicBool,
     pub(crate) order: AsyncRwLock<()>,
     pub(crate) settle: AsyncMutex<()>,
     /// Shared by changes of contents that clients ask for, exclusive for restores. Taken before `order`.
@@ -197,6 +199,7 @@ impl FileRegion {
             ino,
             is_directory: false,
             append_only: AtomicBool::new(false),
+            immutable: AtomicBool::new(false),
             order: AsyncRwLock::new(()),
             settle: AsyncMutex::new(()),
             changes: AsyncRwLock::new(()),
@@ -311,6 +314,22 @@ impl FileRegion {
         let slot = state.slot.take()?;
         files.retire(slot);
         Some(slot)
+    }
+
+    /// Notes its chattr marks.
+    pub(crate) fn note_marks(&self, flags: InodeFlags) {
+        self.append_only.store(flags.has(InodeFlags::APPEND_ONLY), Ordering::Relaxed);
+        self.immutable.store(flags.has(InodeFlags::IMMUTABLE), Ordering::Relaxed);
+    }
+
+    /// Checks that its chattr marks allow a change of contents, also by who opened it before they were set, as ext4 does since Linux 5.3.
+    ///
+    /// # Errors
+    /// `NotPermitted`.
+    pub(crate) fn check_marks(&self, appends: bool) -> Result<(), Status> {
+        let is_fixed =
+            self.immutable.load(Ordering::Relaxed) || (!appends && self.append_only.load(Ordering::Relaxed));
+        if is_fixed { Err(Status::NotPermitted) } else { Ok(()) }
     }
 
     pub(crate) fn is_reaped(&self) -> bool {

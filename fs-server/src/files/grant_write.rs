@@ -99,8 +99,9 @@ pub async fn grant_write(
         let (pieces, _) = take_holes(files, file, (behind, last), PieceState::Fresh).await?;
         let each = |piece: &Piece| (piece.first..piece.end()).zip((piece.pool..).map(PoolPage));
         let space = TakenSpace { of: files.space.clone(), pages: pieces.iter().flat_map(each).collect() };
+        let live = files.meta.hold_live(file.ino())?;
         let Some(pages) = pages.take() else { break };
-        let grant = WriteGrant { end, pins, spare, space, _pages: pages };
+        let grant = WriteGrant { end, pins, spare, space, _live: live, pages };
         let (is_added, ended) = file.grants.lock().add(filekey, offset, grant);
         drop(ended);
         // A close of the filekey that came before the grant has not seen it.

@@ -10,9 +10,11 @@
 //! * The pages of all grants are counted to their peers: a quarter of the frames is for grants, and a peer gets half of what others leave of that.
 
 use super::FileRegion;
+use crate::meta::HeldLive;
 use crate::pages::{Pins, PrivateFrame};
 use crate::pool::space::{Run, Space};
 use crate::shares::Peer;
+use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::status::Status;
@@ -35,8 +37,10 @@ pub(super) struct WriteGrant {
     pub(super) spare: Vec<PrivateFrame>,
     /// Space for those of them that the file has none for, by file page.
     pub(super) space: TakenSpace,
+    /// Has the engine note changes without reading the store.
+    pub(super) _live: HeldLive,
     /// Its place in the peer's share.
-    pub(super) _pages: GrantPages,
+    pub(super) pages: GrantPages,
 }
 
 /// Space that no mapping names, by the file page that it is for. What is left is given back when this is dropped.
@@ -93,6 +97,12 @@ impl Grants {
     /// Whether the filekey has any grant.
     pub(super) fn has(&self, filekey: FileKey) -> bool {
         self.0.range((filekey, 0)..=(filekey, u64::MAX)).next().is_some()
+    }
+
+    /// The account of the peer that has the filekey's grants.
+    pub(super) fn payer_of(&self, filekey: FileKey) -> Option<Payer> {
+        let (_, grant) = self.0.range((filekey, 0)..=(filekey, u64::MAX)).next()?;
+        Some(grant.pages.payer)
     }
 
     /// The last grant of a filekey that begins in a page or before it, if it has a part of the page.
@@ -203,7 +213,7 @@ impl GrantShares {
         granted.grants += 1;
         granted.pages += pages;
         *granted.of_peer.entry(peer.clone()).or_default() += pages;
-        Ok(GrantPages { shares: self.clone(), peer: peer.clone(), pages })
+        Ok(GrantPages { shares: self.clone(), peer: peer.clone(), payer: Payer::OWN, pages })
     }
 }
 
@@ -212,6 +222,8 @@ impl GrantShares {
 pub struct GrantPages {
     shares: Arc<GrantShares>,
     peer: PeerKey,
+    /// The account for changes that the engine leaves to workers.
+    payer: Payer,
     pages: u64,
 }
 
@@ -235,7 +247,11 @@ impl super::Files {
     /// # Errors
     /// `Busy` if the share is used up.
     pub fn take_grant_pages(&self, peer: &Peer, pages: u64) -> Result<GrantPages, Status> {
-        self.grants.take(peer.key(), peer.is_administrator(), pages)
+        let taken = self.grants.take(peer.key(), peer.is_administrator(), pages);
+        taken.map(|mut pages| {
+            pages.payer = peer.payer();
+            pages
+        })
     }
 }
 

@@ -339,7 +339,7 @@ impl Files {
         })?;
         let file = FileRegion::new(ino, table, attr.size, self.generations.next());
         file.is_closed.store(self.check_contents(ino).is_err(), Ordering::Release);
-        file.append_only.store(attr.flags.has(InodeFlags::APPEND_ONLY), Ordering::Relaxed);
+        file.note_marks(attr.flags);
         Ok(file)
     }
 
@@ -352,10 +352,16 @@ impl Files {
         if file.is_directory() { Err(Status::IsDirectory) } else { Ok(file) }
     }
 
-    /// Notes a file's new chattr marks.
-    pub fn note_flags(&self, ino: InodeNo, flags: InodeFlags) {
-        if let Some(file) = self.active.find(ino) {
-            file.append_only.store(flags.has(InodeFlags::APPEND_ONLY), Ordering::Relaxed);
+    /// Notes a file's new chattr marks. When this returns, no change of contents that they forbid is under way. The write grants of a file that has
+    /// become immutable have ended.
+    pub async fn note_flags(&self, ino: InodeNo, flags: InodeFlags) {
+        let Some(file) = self.active.find(ino) else { return };
+        file.note_marks(flags);
+        if file.check_marks(false).is_err() {
+            let _alone = file.order.write().await;
+            if file.check_marks(true).is_err() {
+                file.end_grants(0, u64::MAX);
+            }
         }
     }
 

@@ -11,8 +11,8 @@
 //!
 //! # Failure
 //! `RemoteAccess`, with nothing changed, for a filekey that is unknown, has no right to write or no grant of the range; for a range that is not all
-//! before the end of the file or not in the key's part; for a file that may only be appended to (not for APPEND), or has set-id bits or capabilities,
-//! which a write by RPC takes from it. `RemoteInvalid` under region policies without grants. `RemoteOperation` for a failed device, and at a stop.
+//! before the end of the file or not in the key's part; for a file that is immutable, or may only be appended to (not for APPEND), or has set-id bits
+//! or capabilities, which a write by RPC takes from it. `RemoteInvalid` under region policies without grants. `RemoteOperation` for a failed device, and at a stop.
 
 use super::range_table::{Piece, PieceState};
 use super::write::{changes_of, end_of};
@@ -24,7 +24,6 @@ use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcSta
 use cuttlefs_common::region::divide;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Who makes the attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +75,9 @@ impl Files {
         end: u64,
     ) -> Result<(), Status> {
         let KeyedFile { file, .. } = keyed;
-        let may = keyed.holds(offset, end)
-            && !file.append_only.load(Ordering::Relaxed)
-            && end <= file.size()
-            && file.grants.lock().cover(filekey, offset, end);
+        file.check_marks(false)?;
+        let may =
+            keyed.holds(offset, end) && end <= file.size() && file.grants.lock().cover(filekey, offset, end);
         if may { Ok(()) } else { Err(Status::Denied) }
     }
 
@@ -91,6 +89,7 @@ impl Files {
         offset: u64,
         end: u64,
     ) -> Result<(), Status> {
+        keyed.file.check_marks(true)?;
         let may = keyed.holds(offset, end) && keyed.file.grants.lock().has(filekey);
         if may { Ok(()) } else { Err(Status::Denied) }
     }
@@ -176,10 +175,15 @@ impl Files {
             return Ok(FileValue::Faults);
         };
         self.check_overwrite(&keyed, filekey, offset, end)?;
-        if !self.is_plain(file, by)? {
-            return Ok(FileValue::Faults);
-        }
         let Some(place) = word_at(file, offset) else { return Ok(FileValue::Faults) };
+        if !self.is_plain(file, by)? {
+            // A change has to wait. A compare-swap that finds another word changes nothing.
+            let Some(old) = self.pages.word_at_once(place).filter(|old| operation.apply(*old) == *old) else {
+                return Ok(FileValue::Faults);
+            };
+            add(&self.pages.counters.target_atomics, 1);
+            return Ok(FileValue::Done(old));
+        }
         match self.pages.change_word_at_once(&**file, place, |old| operation.apply(old)) {
             None => Ok(FileValue::Faults),
             Some(old) if operation.apply(old) == old => Ok(FileValue::Done(old)),

@@ -20,6 +20,7 @@ use super::{Changed, FileRegion, Files, KeyedFile};
 use crate::meta::NoteData;
 use crate::pages::{Source, add};
 use crate::pool::disk::Disk;
+use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::status::Status;
@@ -41,10 +42,18 @@ pub(super) enum OneSided {
 
 /// A change that waits for a worker.
 pub struct FaultJob {
+    payer: Payer,
     owner: RegionOwner,
     filekey: FileKey,
     what: OneSided,
     answer: mpsc::SyncSender<Result<u64, WcStatus>>,
+}
+
+impl FaultJob {
+    /// The account for it: that of the peer that has the grant.
+    pub fn payer(&self) -> Payer {
+        self.payer
+    }
 }
 
 /// The jobs that wait.
@@ -90,7 +99,11 @@ impl Files {
             return self.try_again((owner, filekey), &what).map_err(refusal);
         }
         let (answer, answered) = mpsc::sync_channel(1);
-        let job = FaultJob { owner, filekey, what, answer };
+        // Without a grant it is refused in a moment.
+        let granted = self.keyed(owner, filekey).ok();
+        let payer = granted.and_then(|keyed| keyed.file.grants.lock().payer_of(filekey));
+        let payer = payer.unwrap_or(Payer::OWN);
+        let job = FaultJob { payer, owner, filekey, what, answer };
         self.fault_jobs.sender.send_blocking(job).map_err(|_| WcStatus::RemoteOperation)?;
         answered.recv().unwrap_or(Err(WcStatus::RemoteOperation))
     }
@@ -114,7 +127,7 @@ impl Files {
 
 /// Makes the change of a job and answers it.
 pub async fn run_fault(files: &Files, disk: &dyn Disk, job: FaultJob) {
-    let FaultJob { owner, filekey, what, answer } = job;
+    let FaultJob { owner, filekey, what, answer, .. } = job;
     let result = change(files, disk, (owner, filekey), what).await;
     // The fault thread waits for as long as it has the other end.
     let _ = answer.send(result.map_err(refusal));

@@ -2,7 +2,7 @@
 
 use super::error::MetaError;
 use super::key;
-use super::live::NoteData;
+use super::live::{HeldLive, NoteData};
 use super::metadata::Meta;
 use super::operation::{Caller, CutStep, DataCommit, DataStamp, Operation, REAP_BATCH_EXTENTS, RangeUpdate};
 use super::record::{self, CounterRecord};
@@ -37,6 +37,15 @@ impl Meta {
             shard.add(ino, record);
         }
         Ok(shard.note(ino, note, self.clock.now(), self.change_floor).attr(ino))
+    }
+
+    /// Has changes of an inode's contents noted without reading the store, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// `Stale` if it is gone, `Io`.
+    pub(crate) fn hold_live(&self, ino: InodeNo) -> Result<HeldLive, Status> {
+        let load = || self.stored().inode(ino)?.ok_or(MetaError::Refused(Status::Stale));
+        self.live.hold(ino, load).map_err(|error| self.fail("hold", error))
     }
 
     /// Whether a change of contents can be noted now without reading the store, and takes no privileges (set-id bits, capabilities) from the file.

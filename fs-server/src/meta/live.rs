@@ -12,8 +12,13 @@
 //! by it. So no two changes may have the same value. A batch takes the value after the one that it was made from. A note that comes before the batch
 //! has settled takes a later one (`look`, `end_batch`).
 //!
+//! # Held inodes
+//! The NIC engine notes changes without waiting for the store. So an inode with a write grant is held: it stays here when all of it is durable, equal
+//! to its stored record, until nobody holds it (`HeldLive`).
+//!
 //! # Bound
-//! One entry for each inode with dirty data; the region layer bounds those by its dirty limit.
+//! One entry for each inode with dirty data, which the region layer bounds by its dirty limit, and one for each that is held, at most one for each
+//! grant.
 
 use super::record::InodeRecord;
 use cuttlefs_common::attr::Timestamp;
@@ -21,6 +26,7 @@ use cuttlefs_common::ids::InodeNo;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Shards of the table: a few times the number of worker threads.
 const SHARDS: usize = 16;
@@ -45,12 +51,15 @@ pub(super) struct Live {
     pub durable_size: u64,
     /// The number of pages in the store.
     pub durable_pages: u64,
+    /// Whether there are changes that the store does not have.
+    is_noted: bool,
 }
 
 impl Live {
     /// A live inode that equals its stored record.
     pub(super) fn from_stored(record: InodeRecord) -> Self {
-        Self { record, durable_size: record.size, durable_pages: record.allocated_pages }
+        let (durable_size, durable_pages) = (record.size, record.allocated_pages);
+        Self { record, durable_size, durable_pages, is_noted: false }
     }
 
     /// The record as a batch may write it.
@@ -61,11 +70,12 @@ impl Live {
     /// Updates the inode after a batch wrote `stored`. Returns whether it is still live.
     pub(super) fn settle(&mut self, stored: &InodeRecord, kind: SettleKind) -> bool {
         let live = self.record;
-        let noted_meanwhile = match kind {
-            SettleKind::DataCommit => live.change != stored.change,
-            // The operation set the counter to one more than the live value when it began.
-            SettleKind::Truncation(_) | SettleKind::Other => live.change >= stored.change,
-        };
+        let noted_meanwhile = self.is_noted
+            && match kind {
+                SettleKind::DataCommit => live.change != stored.change,
+                // The operation set the counter to one more than the live value when it began.
+                SettleKind::Truncation(_) | SettleKind::Other => live.change >= stored.change,
+            };
         if kind != SettleKind::DataCommit {
             self.record = *stored;
             if noted_meanwhile {
@@ -85,9 +95,10 @@ impl Live {
         self.record.written = stored.written;
         self.durable_size = stored.size;
         self.durable_pages = stored.allocated_pages;
-        noted_meanwhile
+        self.is_noted = noted_meanwhile
             || self.record.size != self.durable_size
-            || self.record.allocated_pages != self.durable_pages
+            || self.record.allocated_pages != self.durable_pages;
+        self.is_noted
     }
 }
 
@@ -108,6 +119,8 @@ pub(super) struct Shard {
     inodes: HashMap<InodeNo, Live>,
     /// The few inodes from which the batch under way is made.
     in_batch: Vec<InodeNo>,
+    /// How often each inode is held.
+    held: HashMap<InodeNo, usize>,
 }
 
 impl Shard {
@@ -129,7 +142,8 @@ impl Shard {
         change_floor: u64,
     ) -> InodeRecord {
         let in_batch = self.in_batch.contains(&ino);
-        let Live { record, .. } = self.inodes.get_mut(&ino).expect("the inode is live");
+        let Live { record, is_noted, .. } = self.inodes.get_mut(&ino).expect("the inode is live");
+        *is_noted |= note != NoteData::default();
         record.size = note.size.unwrap_or(record.size);
         record.allocated_pages = note.allocated_pages.unwrap_or(record.allocated_pages);
         if note.modified {
@@ -138,6 +152,31 @@ impl Shard {
             record.change = (record.change + 1).max(change_floor) + u64::from(in_batch);
         }
         *record
+    }
+}
+
+/// Keeps an inode live until it is dropped.
+#[derive(Debug)]
+pub struct HeldLive {
+    inodes: Arc<LiveInodes>,
+    ino: InodeNo,
+}
+
+impl Drop for HeldLive {
+    fn drop(&mut self) {
+        let mut shard = self.inodes.write(self.ino);
+        let Some(count) = shard.held.get_mut(&self.ino) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        shard.held.remove(&self.ino);
+        // One that has changes stays until they are durable. So does one in a batch, which settles it.
+        let is_idle =
+            shard.get(self.ino).is_some_and(|live| !live.is_noted) && !shard.in_batch.contains(&self.ino);
+        if is_idle {
+            shard.inodes.remove(&self.ino);
+        }
     }
 }
 
@@ -194,9 +233,31 @@ impl LiveInodes {
             return;
         };
         let keep = stored.is_some_and(|stored| live.settle(stored, kind));
-        if !keep {
-            shard.inodes.remove(&ino);
+        if keep {
+            return;
         }
+        match stored.filter(|_| shard.held.contains_key(&ino)) {
+            Some(stored) => shard.add(ino, *stored),
+            None => {
+                shard.inodes.remove(&ino);
+            }
+        }
+    }
+
+    /// Holds an inode. `load` is called for one that is not live, and has its stored record.
+    pub(super) fn hold<E>(
+        self: &Arc<Self>,
+        ino: InodeNo,
+        load: impl FnOnce() -> Result<InodeRecord, E>,
+    ) -> Result<HeldLive, E> {
+        let mut shard = self.write(ino);
+        // The batch that is made from an inode that is not live does not expect that it is when it settles: then the first change loads it.
+        if shard.get(ino).is_none() && !shard.in_batch.contains(&ino) {
+            let record = load()?;
+            shard.add(ino, record);
+        }
+        *shard.held.entry(ino).or_default() += 1;
+        Ok(HeldLive { inodes: self.clone(), ino })
     }
 
     pub(super) fn len(&self) -> usize {

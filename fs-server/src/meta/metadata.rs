@@ -86,7 +86,7 @@ impl DirectFlush {
 pub struct Meta {
     pub(super) store: Arc<dyn Store>,
     pub(super) hash_key: HashKey,
-    pub(super) live: LiveInodes,
+    pub(super) live: Arc<LiveInodes>,
     pub(super) clock: Arc<dyn Clock>,
     uuid: [u8; 16],
     clean_predecessor: Option<u64>,
@@ -201,7 +201,7 @@ impl Meta {
         store.flush()?;
         let meta = Self {
             hash_key: superblock.hash_key,
-            live: LiveInodes::default(),
+            live: Arc::default(),
             clock,
             uuid: superblock.uuid,
             clean_predecessor,

@@ -60,7 +60,7 @@ pub use disk_store::{DiskOptions, DiskStore};
 pub use draft::Applied;
 pub use error::MetaError;
 pub use images::{StoredImage, image_count};
-pub use live::NoteData;
+pub use live::{HeldLive, NoteData};
 pub use marks::StoredMarks;
 pub use memory_store::{MemoryStore, StoreLie};
 pub use metadata::{DirectFlush, FlushStep, Format, Meta};

@@ -7,6 +7,7 @@ use super::change::{Base, PageChange, PageOwner};
 use super::frames::{Pins, PrivateFrame};
 use super::{Pages, add};
 use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PoolPage};
+use cuttlefs_common::region::ResidencyEntry;
 
 /// Frames for new pages, which are pinned when they have their pages.
 pub(crate) struct Stock<'a> {
@@ -68,6 +69,21 @@ impl Pages {
         Some(())
     }
 
+    /// A word, if its page's lock is free and the page is in a frame.
+    pub(crate) fn word_at_once(&self, place: WordPlace) -> Option<u64> {
+        let _guard = self.locks.try_lock(place.pool)?;
+        let entry = self.residency.load(place.pool);
+        entry.is_resident().then(|| self.locked_word(entry, place))
+    }
+
+    /// The word of a page in this frame. Whoever changes the page has its lock, so the word is whole.
+    fn locked_word(&self, entry: ResidencyEntry, place: WordPlace) -> u64 {
+        let mut bytes = [0; 8];
+        let at = super::Frames::offset(entry.frame()) + place.offset_in_page;
+        self.frames().memory().read(at, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
     /// Applies `change` to a word, if its page's lock is free and the page is in a frame. Returns the value before.
     pub(crate) fn change_word_at_once(
         &self,
@@ -101,10 +117,7 @@ impl Pages {
             return None;
         }
         let memory = self.frames().memory();
-        let mut bytes = [0; 8];
-        // Whoever changes the page has its lock, so the word is whole.
-        memory.read(super::Frames::offset(entry.frame()) + place.offset_in_page, &mut bytes);
-        let old = u64::from_le_bytes(bytes);
+        let old = self.locked_word(entry, place);
         let new = change(old);
         if new != old {
             owner.list_page(place.file_page, place.pool);

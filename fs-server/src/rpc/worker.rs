@@ -118,7 +118,7 @@ impl WorkerContext {
     /// Makes a one-sided change for which the NIC engine would have to wait.
     pub(crate) fn run_fault(self: &Rc<Self>, job: FaultJob) {
         let context = self.clone();
-        self.spawn(async move {
+        self.spawn_for(job.payer(), async move {
             // Else the server is going down. The job is dropped, and its request refused.
             if context.server.drain.begin() {
                 files::run_fault(&context.server.files, context.disk.as_ref(), job).await;

@@ -11,7 +11,7 @@ use crate::files::{
 };
 use crate::meta::Caller;
 use crate::pages::Source;
-use cuttlefs_common::attr::{Attr, SetAttr};
+use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{
     FileAtomic, FileRead, FileTarget, FileValue, FileWrite, PeerKey, RegionOwner, WcStatus,
@@ -22,7 +22,6 @@ use cuttlefs_common::world::{Random, SeededRandom};
 use cuttlefs_reference::Contents;
 use futures_lite::future::block_on;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 const INO: u64 = 1;
 const POOL_PAGES: u64 = 96;
@@ -358,7 +357,7 @@ fn one_sided_changes_are_as_a_model_knows_them() {
     }
     // The walks are the same each time.
     let often = total.engine.iter().chain([&total.grants, &total.refused]).all(|count| *count >= 20);
-    assert!(often && total.faults.iter().all(|count| *count >= 2), "a kind of step hardly came: {total:?}");
+    assert!(often, "a kind of step hardly came: {total:?}");
 }
 
 /// A file of three pages of which the middle one is a hole, written back.
@@ -406,7 +405,6 @@ fn a_grant_brings_its_pages_and_keeps_them() {
     write_at(&storage, &session, PAGE_SIZE_U64 - 2, b"across").expect("granted");
     let after = storage.meta.attr(inode(INO)).expect("attr");
     assert!(after.change > before.change && after.mtime >= before.mtime, "others notice");
-    // From now on the metadata is in memory, and the engine needs nobody.
     let engine =
         |offset, bytes: &[u8]| files.write_file(session.owner, session.opened.filekey, offset, bytes);
     assert_eq!(engine(PAGE_SIZE_U64, b"ROSS"), Ok(FileWrite::Done));
@@ -428,6 +426,60 @@ fn a_grant_brings_its_pages_and_keeps_them() {
     block_on(write_back_all(files, &storage.disk)).expect("durable");
     assert_eq!(block_on(storage.pages.evict(&storage.disk, FRAMES as u32)), 5, "and they may go");
     storage.check();
+}
+
+#[test]
+fn the_engine_makes_the_first_change_behind_a_sync() {
+    let (storage, session) = sparse();
+    let (files, file, end) = (&storage.files, &session.opened.file, 3 * PAGE_SIZE_U64);
+    let (owner, key) = (session.owner, session.opened.filekey);
+    grant(&storage, &session, 0, end + 3 * PAGE_SIZE_U64).expect("granted");
+    let add = FileAtomic::FetchAdd { add: 1 };
+    let swap = |expect, swap| FileAtomic::CompareSwap { expect, swap };
+    let ones = u64::from_le_bytes([1; 8]);
+    for round in 0..3 {
+        let durable = || {
+            block_on(sync(files, &storage.disk, file)).expect("durable");
+            block_on(write_back_all(files, &storage.disk)).expect("durable");
+            assert!(file.is_clean());
+        };
+        durable();
+        let change = || storage.meta.attr(inode(INO)).expect("attr").change;
+        let clean = change();
+        assert_eq!(files.atomic_file(owner, key, 0, swap(0, 1)), Ok(FileValue::Done(ones + round)));
+        assert!(file.is_clean() && change() == clean, "no swap is no change");
+        assert_eq!(files.atomic_file(owner, key, 0, add), Ok(FileValue::Done(ones + round)));
+        assert!(change() > clean);
+        durable();
+        assert_eq!(files.write_file(owner, key, 8, b"bytes"), Ok(FileWrite::Done));
+        durable();
+        let at = end + round * 100;
+        assert_eq!(append(&storage, &session, &[round as u8; 100]), Ok(FileValue::Done(at)));
+        durable();
+        // What others change is kept apart from that.
+        set_mode(&storage, 0o600 + round as u16);
+        assert_eq!(files.write_file(owner, key, 16, b"more"), Ok(FileWrite::Done));
+        assert_eq!(storage.meta.attr(inode(INO)).expect("attr").mode, 0o600 + round as u16);
+        assert_eq!(storage.meta.attr(inode(INO)).expect("attr").size, at + 100);
+    }
+    assert_eq!(storage.pages.figures().counts.grant_faults, 0);
+    block_on(write_back_all(files, &storage.disk)).expect("durable");
+    block_on(return_grant(file, key, 0, u64::MAX));
+    assert_eq!(storage.meta.live_count(), 0, "nobody holds it any more");
+    storage.check();
+}
+
+#[test]
+fn a_compare_swap_that_does_not_swap_waits_for_nothing() {
+    let (storage, session) = sparse();
+    let (owner, key) = (session.owner, session.opened.filekey);
+    grant(&storage, &session, 0, PAGE_SIZE_U64).expect("granted");
+    // Who changes this file takes its set-id bit away, which the engine cannot do.
+    set_mode(&storage, 0o4755);
+    let word = u64::from_le_bytes([1; 8]);
+    let swap = |expect| storage.files.atomic_file(owner, key, 8, FileAtomic::CompareSwap { expect, swap: 5 });
+    assert_eq!(swap(0), Ok(FileValue::Done(word)));
+    assert_eq!(swap(word), Ok(FileValue::Faults));
 }
 
 #[test]
@@ -514,12 +566,26 @@ fn a_worker_does_what_the_engine_cannot() {
 fn files_that_are_not_plain_are_not_changed_one_sidedly() {
     let (storage, session) = sparse();
     grant(&storage, &session, 0, 4 * PAGE_SIZE_U64).expect("granted");
-    let marks = &session.opened.file.append_only;
-    marks.store(true, Ordering::Relaxed);
+    let mark = |flags| block_on(storage.files.note_flags(inode(INO), flags));
+    mark(InodeFlags::APPEND_ONLY);
     assert_eq!(write_at(&storage, &session, 0, b"no"), Err(WcStatus::RemoteAccess));
-    let appended = storage.files.append_file_faulting(session.owner, session.opened.filekey, b"yes");
-    assert_eq!(appended, Ok(3 * PAGE_SIZE_U64));
-    marks.store(false, Ordering::Relaxed);
+    let append = |bytes| storage.files.append_file_faulting(session.owner, session.opened.filekey, bytes);
+    assert_eq!(append(b"yes"), Ok(3 * PAGE_SIZE_U64));
+    mark(InodeFlags::default());
+    write_at(&storage, &session, 0, b"yes").expect("the grant still stands");
+    mark(InodeFlags::IMMUTABLE);
+    assert_eq!(storage.files.figures().grants.grants, 0, "a grant of what never changes");
+    let refused = |what: &str| {
+        let (owner, key) = (session.owner, session.opened.filekey);
+        let add = FileAtomic::FetchAdd { add: 1 };
+        assert_eq!(write_at(&storage, &session, 0, b"no"), Err(WcStatus::RemoteAccess), "{what}");
+        assert_eq!(storage.files.atomic_file(owner, key, 0, add), Err(WcStatus::RemoteAccess), "{what}");
+        assert_eq!(append(b"no"), Err(WcStatus::RemoteAccess), "{what}");
+    };
+    refused("immutable");
+    mark(InodeFlags::default());
+    refused("the grant has ended");
+    grant(&storage, &session, 0, 4 * PAGE_SIZE_U64).expect("granted");
     write_at(&storage, &session, 0, b"yes").expect("plain");
     set_mode(&storage, 0o4755);
     assert_eq!(write_at(&storage, &session, 0, b"no"), Err(WcStatus::RemoteAccess), "set-id");

@@ -15,6 +15,7 @@ use crate::pool::disk::Disk;
 use crate::pool::simdisk::{SimDisk, SimFault};
 use crate::pool::space::Space;
 use crate::pool::{CachedDisk, CachedPool, DATA_START, DataFiles, PageSums, Reach, SumLayout};
+use cuttlefs_common::attr::InodeFlags;
 use cuttlefs_common::ids::{FilePage, FrameIndex, InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{FileRead, FileTarget, FileWrite, PeerKey, RegionOwner, WcStatus};
 use cuttlefs_common::region::PageSet;
@@ -25,7 +26,6 @@ use futures_lite::future::block_on;
 use rustix::fs::Advice;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 const POOL_PAGES: u64 = 64;
 const INO: InodeNo = inode(1);
@@ -172,9 +172,11 @@ fn exposed_writes_change_what_they_may(files: &Files, opened: &OpenedRegion) -> 
     };
     refused(LEN as u64 - 4, b"behind", WcStatus::RemoteAccess);
     refused(u64::MAX, b"behind", WcStatus::RemoteAccess);
-    file.append_only.store(true, Ordering::Relaxed);
-    refused(0, b"before", WcStatus::RemoteAccess);
-    file.append_only.store(false, Ordering::Relaxed);
+    for marks in [InodeFlags::APPEND_ONLY, InodeFlags::IMMUTABLE] {
+        file.note_marks(marks);
+        refused(0, b"before", WcStatus::RemoteAccess);
+    }
+    file.note_marks(InodeFlags::default());
     for (owner, rights) in
         [(ME, Rights { read: true, write: false }), (RegionOwner(2), Rights { read: true, write: true })]
     {

@@ -285,7 +285,7 @@ impl Around for Interrupted {
 #[test]
 fn a_note_in_the_midst_of_a_batch_comes_after_it() {
     let modified = NoteData { modified: true, ..NoteData::default() };
-    for (live, stored) in [(false, false), (false, true), (true, false), (true, true)] {
+    for (live, stored, is_held) in (0..8).map(|case| (case & 1 > 0, case & 2 > 0, case & 4 > 0)) {
         let store = Arc::new(Interrupted { inner: MemoryStore::new(), interruption: Mutex::default() });
         super::format(&*store);
         let clock = Arc::new(ManualClock::default());
@@ -295,6 +295,7 @@ fn a_note_in_the_midst_of_a_batch_comes_after_it() {
         if live {
             meta.note_data(file, modified).expect("note");
         }
+        let held = is_held.then(|| meta.hold_live(file).expect("held"));
         let (give, take) = std::sync::mpsc::channel();
         let (noting, ticking) = (meta.clone(), clock.clone());
         let note = Box::new(move || {
@@ -316,5 +317,43 @@ fn a_note_in_the_midst_of_a_batch_comes_after_it() {
         meta.set_attr(USER, file, &set, None).expect("times");
         assert!(World::on(store.clone()).attr(file).change > noted.change);
         assert_eq!(meta.attr(file).expect("attr").mtime, future);
+        drop(held);
+        assert_eq!(meta.live_count(), 0, "live {live}, stored {stored}, held {is_held}");
     }
+}
+
+#[test]
+fn an_inode_that_is_held_stays_live() {
+    let world = World::new();
+    let file = world.file(ROOT, "file");
+    let modified = NoteData { modified: true, ..NoteData::default() };
+    assert!(!world.meta.notes_at_once(file));
+    let (held, again) =
+        (world.meta.hold_live(file).expect("held"), world.meta.hold_live(file).expect("held"));
+    for _ in 0..2 {
+        assert!(world.meta.notes_at_once(file));
+        let noted = world.meta.note_data(file, modified).expect("note");
+        world.tick();
+        world.meta.commit_data(&[DataCommit::of_ranges(file, vec![], 0)]).expect("commit");
+        assert!(world.meta.notes_at_once(file), "as soon as all of it is durable, too");
+        assert_eq!(world.attr(file), noted);
+        let set = SetAttr { mode: Some(0o611), ..SetAttr::default() };
+        let set = world.meta.set_attr(USER, file, &set, None).expect("mode");
+        assert_eq!((set.mode, set.change), (0o611, noted.change + 1));
+        assert_eq!(World::on(world.store.clone()).attr(file), world.attr(file));
+    }
+    drop(held);
+    let noted = world.meta.note_data(file, modified).expect("note");
+    drop(again);
+    assert_eq!(world.attr(file), noted, "what is not durable stays");
+    world.meta.commit_data(&[DataCommit::of_ranges(file, vec![], 0)]).expect("commit");
+    assert_eq!(world.meta.live_count(), 0);
+    drop(world.meta.hold_live(file).expect("held"));
+    assert_eq!(world.meta.live_count(), 0);
+    let held = world.meta.hold_live(file).expect("held");
+    world.run(&Operation::Unlink { parent: ROOT, name: b"file" }).expect("unlinked");
+    assert!(!world.meta.notes_at_once(file), "it is gone");
+    drop(held);
+    assert_eq!(world.meta.hold_live(file).err(), Some(Status::Stale));
+    world.assert_sound();
 }

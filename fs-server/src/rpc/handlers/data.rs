@@ -180,9 +180,7 @@ pub(super) async fn write(
     let server = &call.context.server;
     let keyed = call.keyed_to_write(filekey)?;
     let file = keyed.file.clone();
-    if !append && file.append_only.load(Ordering::Relaxed) {
-        return Err(Status::NotPermitted);
-    }
+    file.check_marks(append)?;
     call.take_privileges(file.ino())?;
     let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
     let disk = call.context.disk.as_ref();
@@ -192,7 +190,11 @@ pub(super) async fn write(
     let source = gather(call, payload, &mut bounce).await?;
     // All bytes are here now, so that a client that restores changes of this file does not wait for this peer.
     let changing = files::begin_change(&server.files, &file, call.changed).await?;
-    let may = |start, end| if keyed.holds(start, end) { Ok(()) } else { Err(Status::Denied) };
+    // Under the file's order: the marks may have been set since.
+    let may = |start, end| {
+        file.check_marks(append)?;
+        if keyed.holds(start, end) { Ok(()) } else { Err(Status::Denied) }
+    };
     let written = files::write_within(&server.files, disk, &file, at, source, asked, &may).await?;
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);

@@ -87,7 +87,7 @@ pub(super) async fn set_attr(call: &Call<'_>, ino: InodeNo, set: &SetAttr) -> Re
         None => server.set_attr(call.asker(), ino, set, None)?,
     };
     if set.flags.is_some() {
-        server.files.note_flags(ino, attr.flags);
+        server.files.note_flags(ino, attr.flags).await;
     }
     body(&Reply::Attr(attr))
 }

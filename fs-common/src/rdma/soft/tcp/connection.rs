@@ -43,6 +43,7 @@ use rustix::net::{RecvFlags, Shutdown};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 /// Larger buffers are freed when they are empty again.
 const KEEP_LEN: usize = 128 * 1024;
@@ -139,7 +140,7 @@ impl TcpQp {
         }
         if self.channel.holds_input() {
             // These bytes came with the end of the handshake, so the socket does not signal them.
-            if self.drive(flags) {
+            if self.drive(flags, None) {
                 let mut sending = self.send.lock();
                 sending.resumed = true;
                 self.watch(&mut sending);
@@ -208,8 +209,8 @@ impl TcpQp {
         }
     }
 
-    /// Acts on the socket's events, for one turn; returns whether there is more to do.
-    pub(super) fn drive(&self, flags: EventFlags) -> bool {
+    /// Acts on the socket's events, for one turn, which ends early at `until`; returns whether there is more to do.
+    pub(super) fn drive(&self, flags: EventFlags, until: Option<Instant>) -> bool {
         let result = (|| {
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) && self.send.lock().stalled {
                 // Epoll would report this again and again, and the awaited reply can reach nobody.
@@ -227,7 +228,7 @@ impl TcpQp {
                 EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR,
             ) {
                 let hangs_up = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
-                return self.read_socket(hangs_up);
+                return self.read_socket(hangs_up, until);
             }
             Ok(false)
         })();
@@ -310,13 +311,13 @@ impl Pumped for TcpQp {
     fn pump_socket(&self) {
         if self.core.is_ready() {
             let waits = self.send.lock().waiting() > 0;
-            self.drive(if waits { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN });
+            self.drive(if waits { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }, None);
         }
     }
 
     fn event(&self, flags: EventFlags) {
         if self.core.is_ready() {
-            self.drive(flags);
+            self.drive(flags, None);
         }
     }
 }

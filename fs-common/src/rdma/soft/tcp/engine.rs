@@ -8,6 +8,10 @@
 //! A [`FairQueue`] chooses the next connection: that of the peer that has had the least of the engine's time. Sockets are watched for edges: a
 //! connection that waits for a turn, or for its peer to read, is not reported again and again.
 //!
+//! A peer that sends its next request behind each answer has one turn for each turn of the others. So as long as several peers have work, turns are
+//! short (`SHARED_TURN`), and the engine looks for further connections behind each: that peer gets its part of the *requests*, however much the others
+//! send on however many connections. What cannot be divided is one packet with its bytes. A peer alone has long turns, which cost less.
+//!
 //! # Bounds
 //! The memory that connections hold because of their peers is added up (`ledger`). While there is any, the engine checks it once a second: it ends
 //! each connection that makes no progress, and, when all together hold too much, the one that holds most.
@@ -44,6 +48,13 @@ const BELL_TOKEN: u64 = 0;
 const EVENTS_PER_WAIT: usize = 64;
 /// Time of consecutive turns before the engine looks for further connections.
 const ROUND: Duration = Duration::from_micros(50);
+/// The same, and the length of one turn, while several peers have work: two or three small requests with their answers.
+const SHARED_TURN: Duration = Duration::from_micros(10);
+/// How long several peers count as having work after a turn of one came behind a turn of another: a client that waits for each answer on a busy machine
+/// comes back within this time.
+const SHARED_FOR: Duration = Duration::from_millis(10);
+/// The most that a turn costs its peer. A longer one was interrupted by the kernel, and that is nobody's debt.
+const CHARGE_MAX: Duration = Duration::from_millis(1);
 
 struct Driven {
     qp: Arc<TcpQp>,
@@ -59,6 +70,10 @@ struct Turns {
     queue: FairQueue<u64>,
     /// The events that epoll reported of each.
     flags: HashMap<u64, EventFlags>,
+    /// The payer of the last turn.
+    last: Option<Payer>,
+    /// Until when several payers count as having work.
+    shared_until: Option<Instant>,
 }
 
 impl Turns {
@@ -76,6 +91,23 @@ impl Turns {
         let (payer, number) = self.queue.pop()?;
         let flags = self.flags.remove(&number).expect("who waits for a turn has flags");
         Some((payer, number, flags))
+    }
+
+    /// Notes whose turn begins now. Returns when it has to end, if several payers have work.
+    fn begin(&mut self, payer: Payer, now: Instant) -> Option<Instant> {
+        if self.last.replace(payer).is_some_and(|last| last != payer) {
+            self.shared_until = Some(now + SHARED_FOR);
+        }
+        self.is_shared(now).then(|| now + SHARED_TURN)
+    }
+
+    fn is_shared(&self, now: Instant) -> bool {
+        self.shared_until.is_some_and(|until| now < until)
+    }
+
+    /// The time of consecutive turns before the engine looks for further connections.
+    fn round(&self, now: Instant) -> Duration {
+        if self.is_shared(now) { SHARED_TURN } else { ROUND }
     }
 }
 
@@ -249,12 +281,18 @@ impl Engine {
         false
     }
 
-    /// Gives a connection its turn; returns whether it lingers now.
-    fn turn(&self, turns: &mut Turns, (payer, number, flags): (Payer, u64, EventFlags)) -> bool {
+    /// Gives a connection its turn, which begins now; returns whether it lingers then.
+    fn turn(
+        &self,
+        turns: &mut Turns,
+        (payer, number, flags): (Payer, u64, EventFlags),
+        now: Instant,
+    ) -> bool {
         let Some(qp) = self.queue_pair(number) else {
             return false;
         };
-        if !qp.has_ended() && qp.drive(flags) {
+        let until = turns.begin(payer, now);
+        if !qp.has_ended() && qp.drive(flags, until) {
             turns.add(payer, number, (flags - EventFlags::OUT) | EventFlags::IN);
         }
         if !qp.has_ended() {
@@ -309,11 +347,11 @@ impl Engine {
             let began = Instant::now();
             let mut since = began;
             while let Some((payer, number, flags)) = turns.next() {
-                lingering |= self.turn(&mut turns, (payer, number, flags));
+                lingering |= self.turn(&mut turns, (payer, number, flags), since);
                 let now = Instant::now();
-                turns.queue.charge(payer, now - since);
+                turns.queue.charge(payer, (now - since).min(CHARGE_MAX));
                 since = now;
-                if now - began >= ROUND {
+                if now - began >= turns.round(now) {
                     break;
                 }
             }

@@ -5,7 +5,8 @@
 //! fault thread. That thread executes it, blocking as long as the disk takes, sends the reply and lets the queue pair go on. The engine serves all
 //! other queue pairs meanwhile.
 //!
-//! Threads are started when they are needed and stay: a device whose target never faults has none.
+//! Threads are started when they are needed and stay: a device whose target never faults has none. Peers whose faults wait for a thread take turns, one
+//! fault each, however many queue pairs one of them has.
 //!
 //! # Invariants
 //! * A queue pair has at most one fault under way, so the queue, and the bytes of WRITEs in it, are bounded by the number of connections.
@@ -15,15 +16,16 @@
 //! If no thread can be started, the request is refused. If a target does not return, its queue pair waits for ever, and so does `stop`.
 
 use super::engine::Engine;
+use crate::fair::{FairQueue, Payer};
 use crate::ids::FileKey;
 use crate::panic_ends;
 use crate::rdma::verbs::{FileAtomic, FileTarget, RegionOwner};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Faults resolved at once. Each is a thread that waits for a disk; commodity drives reach their full rate at 32 to
 /// 128 requests. Further queue pairs wait for their turn.
@@ -33,6 +35,8 @@ const FAULT_THREADS_MAX: usize = 64;
 pub(super) struct Fault {
     /// The stalled queue pair.
     pub(super) number: u64,
+    /// Whose it is.
+    pub(super) payer: Payer,
     pub(super) sequence: u64,
     pub(super) target: Arc<dyn FileTarget>,
     pub(super) owner: RegionOwner,
@@ -55,11 +59,24 @@ pub(super) enum FaultAccess {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Fault>,
+    queue: FairQueue<Fault>,
+    /// Faults in the queue.
+    waiting: usize,
     /// Threads that wait for work.
     idle: usize,
     threads: Vec<JoinHandle<()>>,
     stopping: bool,
+}
+
+impl State {
+    /// The next fault: of the peer that has had the fewest.
+    fn take(&mut self) -> Option<Fault> {
+        let (payer, fault) = self.queue.pop()?;
+        // Each costs the same: the thread waits, and whoever works meanwhile has accounts of its own.
+        self.queue.charge(payer, Duration::ZERO);
+        self.waiting -= 1;
+        Some(fault)
+    }
 }
 
 /// The faults of one engine.
@@ -73,7 +90,7 @@ impl Faults {
     /// Takes a fault of one of `engine`'s queue pairs.
     pub(super) fn take(&self, engine: &Arc<Engine>, fault: Fault) -> io::Result<()> {
         let mut state = self.state.lock();
-        if state.idle <= state.queue.len() && state.threads.len() < FAULT_THREADS_MAX && !state.stopping {
+        if state.idle <= state.waiting && state.threads.len() < FAULT_THREADS_MAX && !state.stopping {
             let engine = engine.clone();
             let name = format!("cuttlefs-fault-{}", state.threads.len());
             let started = std::thread::Builder::new().name(name).spawn(move || engine.faults().run(&engine));
@@ -86,7 +103,8 @@ impl Faults {
                 Err(error) => return Err(error),
             }
         }
-        state.queue.push_back(fault);
+        state.waiting += 1;
+        state.queue.push(fault.payer, fault);
         self.work.notify_one();
         Ok(())
     }
@@ -108,7 +126,7 @@ impl Faults {
             if state.stopping {
                 return None;
             }
-            if let Some(fault) = state.queue.pop_front() {
+            if let Some(fault) = state.take() {
                 return Some(fault);
             }
             state.idle += 1;
@@ -122,7 +140,7 @@ impl Faults {
         let threads = {
             let mut state = self.state.lock();
             state.stopping = true;
-            state.queue.clear();
+            while state.take().is_some() {}
             std::mem::take(&mut state.threads)
         };
         self.work.notify_all();

@@ -8,6 +8,7 @@ use crate::rdma::chain::Chain;
 use crate::rdma::soft::tcp::channel::Input;
 use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, verify};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Bytes of an input buffer: the reply of a page, or a WRITE with its bytes, arrives with one system call.
 const INPUT_LEN: usize = 32 * 1024;
@@ -15,6 +16,8 @@ const INPUT_LEN: usize = 32 * 1024;
 const PACKETS_PER_TURN: usize = 32;
 /// Bytes of input or of a reply that count as one packet.
 const BYTES_PER_PACKET: usize = 16 * 1024;
+/// Bytes that are taken from the socket at once in a turn that has an end: some ten microseconds.
+const PIECE_LEN: usize = 64 * 1024;
 /// The buffer's room for a packet, as a multiple of the bytes that have arrived: a peer that announces much and sends little gets little.
 const ROOM_FACTOR: usize = 4;
 
@@ -88,16 +91,22 @@ impl Receiving {
     }
 }
 
+/// Whether a turn that ends then is over.
+fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
+}
+
 impl TcpQp {
     /// Reads the socket's input and acts on it, for one turn; returns whether there is more. `hangs_up`: the peer has closed behind the bytes that it
-    /// sent, so the socket will not signal them again.
-    pub(super) fn read_socket(&self, hangs_up: bool) -> Result<bool, End> {
+    /// sent, so the socket will not signal them again. The turn ends at `until`, but not before something was done: a packet, or a part of one.
+    pub(super) fn read_socket(&self, hangs_up: bool, until: Option<Instant>) -> Result<bool, End> {
         let mut receiving = self.receive.lock();
         let receiving = &mut *receiving;
         // A self-driven side serves one peer, and the polling thread goes on until there is nothing left.
         let mut packets_left = if self.engine.is_some() { PACKETS_PER_TURN } else { usize::MAX };
+        let piece = if until.is_some() { PIECE_LEN } else { usize::MAX };
         // Packets that were held back while the output was full, or until this turn.
-        self.take_packets(receiving, &mut packets_left)?;
+        self.take_packets(receiving, &mut packets_left, until)?;
         let mut reads = 0;
         loop {
             // Input that is held back is looked at again when its obstacle is gone.
@@ -113,11 +122,17 @@ impl TcpQp {
             reads += 1;
             receiving.make_room()?;
             self.account_input(receiving);
-            match self.channel.receive(&mut receiving.buffer[receiving.end..]).map_err(End::Broken)? {
+            let room = receiving.end..receiving.buffer.len().min(receiving.end.saturating_add(piece));
+            match self.channel.receive(&mut receiving.buffer[room]).map_err(End::Broken)? {
                 Input::Bytes { count, more } => {
                     receiving.end += count;
-                    self.take_packets(receiving, &mut packets_left)?;
-                    if !more && !hangs_up && packets_left > 0 {
+                    if is_over(until) {
+                        // Also if the socket is empty now: the next turn acts on these bytes.
+                        return Ok(true);
+                    }
+                    self.take_packets(receiving, &mut packets_left, until)?;
+                    let is_done = packets_left > 0 || receiving.start == receiving.end;
+                    if !more && !hangs_up && is_done {
                         // The socket was empty; epoll reports all bytes that have come since.
                         return Ok(false);
                     }
@@ -137,7 +152,13 @@ impl TcpQp {
         sending.stalled || sending.held.is_refused() || sending.owed() > OWED_MAX_BYTES
     }
 
-    fn take_packets(&self, receiving: &mut Receiving, packets_left: &mut usize) -> Result<(), End> {
+    /// Acts on the packets that are there, one at least, until the turn is used up.
+    fn take_packets(
+        &self,
+        receiving: &mut Receiving,
+        packets_left: &mut usize,
+        until: Option<Instant>,
+    ) -> Result<(), End> {
         // Taken out, so that a payload can be looked at while the rest of the state changes.
         let buffer = std::mem::take(&mut receiving.buffer);
         let mut result = Ok(0);
@@ -165,6 +186,9 @@ impl TcpQp {
                 Ok(len) => {
                     receiving.start += len;
                     receiving.packets += 1;
+                    if is_over(until) {
+                        *packets_left = 0;
+                    }
                 }
             }
         }

@@ -154,6 +154,7 @@ impl TcpQp {
             FileRead::Done(_) => Ok(()),
             FileRead::Faults => self.stall(Fault {
                 number: token(self),
+                payer: self.payer(),
                 sequence: header.sequence,
                 target,
                 owner,
@@ -176,6 +177,7 @@ impl TcpQp {
             FileWrite::Done => self.acknowledge_write(header),
             FileWrite::Faults => self.stall(Fault {
                 number: token(self),
+                payer: self.payer(),
                 sequence: header.sequence,
                 target,
                 owner,
@@ -198,6 +200,7 @@ impl TcpQp {
             FileValue::Done(old) => self.reply_value(PacketKind::AtomicReply, header.sequence, old),
             FileValue::Faults => self.stall(Fault {
                 number: token(self),
+                payer: self.payer(),
                 sequence: header.sequence,
                 target,
                 owner,
@@ -220,6 +223,7 @@ impl TcpQp {
             FileValue::Done(offset) => self.reply_value(PacketKind::AppendReply, header.sequence, offset),
             FileValue::Faults => self.stall(Fault {
                 number: token(self),
+                payer: self.payer(),
                 sequence: header.sequence,
                 target,
                 owner,
