@@ -5,7 +5,7 @@ use super::key;
 use super::live::NoteData;
 use super::metadata::Meta;
 use super::operation::{Caller, CutStep, DataCommit, DataStamp, Operation, REAP_BATCH_EXTENTS, RangeUpdate};
-use super::record::{self, CounterRecord};
+use super::record::{self, CounterRecord, InodeRecord};
 use super::store::Direction;
 use super::written::Written;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
@@ -13,9 +13,22 @@ use cuttlefs_common::ids::{FilePage, InodeNo};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Behind the last page of any file.
 const MAX_PAGE: FilePage = FilePage(u64::MAX);
+
+/// A file whose attributes are in memory as long as this is.
+pub(crate) struct KeptInode {
+    meta: Arc<Meta>,
+    ino: InodeNo,
+}
+
+impl Drop for KeptInode {
+    fn drop(&mut self) {
+        self.meta.live.write(self.ino).release(self.ino);
+    }
+}
 
 impl Meta {
     /// Notes a change of an inode's data that is in memory only. Returns the attributes as of now. If contents changed, both times are the present
@@ -26,17 +39,33 @@ impl Meta {
     pub fn note_data(&self, ino: InodeNo, note: NoteData) -> Result<Attr, Status> {
         let mut shard = self.live.write(ino);
         if shard.get(ino).is_none() {
-            let record = self.stored().inode(ino).map_err(|e| self.fail("note_data", e))?;
-            let record = record.ok_or(Status::Stale)?;
-            if record.kind != FileKind::File {
-                return Err(Status::Invalid);
-            }
+            let record = self.stored_file(ino)?;
             if note == NoteData::default() {
                 return Ok(record.attr(ino));
             }
             shard.add(ino, record);
         }
         Ok(shard.note(ino, note, self.clock.now(), self.change_floor).attr(ino))
+    }
+
+    /// Keeps a file's attributes in memory until the result is dropped, so that a change of its contents can be noted without reading the store.
+    ///
+    /// # Errors
+    /// As `note_data`.
+    pub(crate) fn keep_in_memory(self: &Arc<Self>, ino: InodeNo) -> Result<KeptInode, Status> {
+        let mut shard = self.live.write(ino);
+        if shard.get(ino).is_none() {
+            shard.add(ino, self.stored_file(ino)?);
+        }
+        shard.keep(ino);
+        Ok(KeptInode { meta: self.clone(), ino })
+    }
+
+    /// The record of a regular file in the store. The caller has the shard of its inode.
+    fn stored_file(&self, ino: InodeNo) -> Result<InodeRecord, Status> {
+        let record = self.stored().inode(ino).map_err(|e| self.fail("note_data", e))?;
+        let record = record.ok_or(Status::Stale)?;
+        if record.kind == FileKind::File { Ok(record) } else { Err(Status::Invalid) }
     }
 
     /// Whether a change of contents can be noted now without reading the store, and takes no privileges (set-id bits, capabilities) from the file.

@@ -13,7 +13,7 @@
 //! has settled takes a later one (`look`, `end_batch`).
 //!
 //! # Bound
-//! One entry for each inode with dirty data; the region layer bounds those by its dirty limit.
+//! One entry for each inode with dirty data, which the region layer bounds by its dirty limit, and for each file with write grants (`Shard::keep`).
 
 use super::record::InodeRecord;
 use cuttlefs_common::attr::Timestamp;
@@ -21,6 +21,7 @@ use cuttlefs_common::ids::InodeNo;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Shards of the table: a few times the number of worker threads.
 const SHARDS: usize = 16;
@@ -45,12 +46,14 @@ pub(super) struct Live {
     pub durable_size: u64,
     /// The number of pages in the store.
     pub durable_pages: u64,
+    /// Whether it equals its stored record: it is live only because it is kept.
+    is_stored: bool,
 }
 
 impl Live {
     /// A live inode that equals its stored record.
     pub(super) fn from_stored(record: InodeRecord) -> Self {
-        Self { record, durable_size: record.size, durable_pages: record.allocated_pages }
+        Self { record, durable_size: record.size, durable_pages: record.allocated_pages, is_stored: true }
     }
 
     /// The record as a batch may write it.
@@ -58,7 +61,7 @@ impl Live {
         InodeRecord { size: self.durable_size, allocated_pages: self.durable_pages, ..self.record }
     }
 
-    /// Updates the inode after a batch wrote `stored`. Returns whether it is still live.
+    /// Updates the inode after a batch wrote `stored`. Returns whether it still has something that the store has not.
     pub(super) fn settle(&mut self, stored: &InodeRecord, kind: SettleKind) -> bool {
         let live = self.record;
         let noted_meanwhile = match kind {
@@ -85,9 +88,10 @@ impl Live {
         self.record.written = stored.written;
         self.durable_size = stored.size;
         self.durable_pages = stored.allocated_pages;
-        noted_meanwhile
-            || self.record.size != self.durable_size
-            || self.record.allocated_pages != self.durable_pages
+        self.is_stored = !noted_meanwhile
+            && self.record.size == self.durable_size
+            && self.record.allocated_pages == self.durable_pages;
+        !self.is_stored
     }
 }
 
@@ -108,6 +112,8 @@ pub(super) struct Shard {
     inodes: HashMap<InodeNo, Live>,
     /// The few inodes from which the batch under way is made.
     in_batch: Vec<InodeNo>,
+    /// Inodes that stay live without anything that is not durable, and how many want that.
+    kept: HashMap<InodeNo, u32>,
 }
 
 impl Shard {
@@ -120,6 +126,23 @@ impl Shard {
         self.inodes.insert(ino, Live::from_stored(record));
     }
 
+    /// Keeps a live inode live until `release` was called as often as this. One that is gone is not live any more.
+    pub(super) fn keep(&mut self, ino: InodeNo) {
+        *self.kept.entry(ino).or_default() += 1;
+    }
+
+    /// Ends what one `keep` began.
+    pub(super) fn release(&mut self, ino: InodeNo) {
+        let Entry::Occupied(mut kept) = self.kept.entry(ino) else { return };
+        *kept.get_mut() -= 1;
+        if *kept.get() == 0 {
+            kept.remove();
+            if self.inodes.get(&ino).is_some_and(|live| live.is_stored) {
+                self.inodes.remove(&ino);
+            }
+        }
+    }
+
     /// Notes a change in memory of a live inode. Returns the inode as of now.
     pub(super) fn note(
         &mut self,
@@ -129,9 +152,11 @@ impl Shard {
         change_floor: u64,
     ) -> InodeRecord {
         let in_batch = self.in_batch.contains(&ino);
-        let Live { record, .. } = self.inodes.get_mut(&ino).expect("the inode is live");
+        let Live { record, is_stored, .. } = self.inodes.get_mut(&ino).expect("the inode is live");
+        let was = (record.size, record.allocated_pages);
         record.size = note.size.unwrap_or(record.size);
         record.allocated_pages = note.allocated_pages.unwrap_or(record.allocated_pages);
+        *is_stored &= !note.modified && was == (record.size, record.allocated_pages);
         if note.modified {
             (record.mtime, record.ctime) = (now, now);
             // The next value is the batch's.
@@ -189,17 +214,19 @@ impl LiveInodes {
         if self.read(ino).get(ino).is_none() {
             return;
         }
-        let mut shard = self.write(ino);
+        let shard = &mut *self.write(ino);
         let Some(live) = shard.inodes.get_mut(&ino) else {
             return;
         };
-        let keep = stored.is_some_and(|stored| live.settle(stored, kind));
+        let keep = stored.is_some_and(|stored| live.settle(stored, kind) || shard.kept.contains_key(&ino));
         if !keep {
             shard.inodes.remove(&ino);
         }
     }
 
+    /// The number of inodes with something that the store has not.
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.read().inodes.len()).sum()
+        let count = |shard: &Shard| shard.inodes.values().filter(|live| !live.is_stored).count();
+        self.shards.iter().map(|shard| count(&shard.read())).sum()
     }
 }

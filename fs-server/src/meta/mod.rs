@@ -59,6 +59,7 @@ pub use climbs::{Climb, Climbs, LEVELS_MAX};
 pub use disk_store::{DiskOptions, DiskStore};
 pub use draft::Applied;
 pub use error::MetaError;
+pub(crate) use file_data::KeptInode;
 pub use images::{StoredImage, image_count};
 pub use live::NoteData;
 pub use marks::StoredMarks;
