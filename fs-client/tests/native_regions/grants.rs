@@ -110,6 +110,50 @@ fn granted_changes_go_past_the_servers_workers() {
 }
 
 #[test]
+fn appends_beyond_a_grant_need_no_worker_while_there_are_free_pages() {
+    let server = Server::new(2048);
+    let files = &server.running.server().files;
+    for link in LINKS {
+        let (session, other) = (server.connect(link), server.connect("unix"));
+        let file = create(&session, link, b"");
+        let grant = file.grant_write(0, 1).expect("granted");
+        let mut expected = Vec::new();
+        let faults = || files.pages().figures().counts.grant_faults;
+        let queued = || files.figures().free_page_queue;
+        // Now and then a write-back has the lock of the last page, and a worker makes the append.
+        let mut least = u64::MAX;
+        for _ in 0..50 {
+            let since = Instant::now();
+            while queued() < 16 {
+                assert!(since.elapsed() < LONG, "the queue is not filled");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let before = (faults(), server.requests());
+            for index in 0..8 {
+                let bytes = pattern(PAGE, index);
+                assert_eq!(file.append(&bytes).expect("appended"), expected.len() as u64);
+                expected.extend(bytes);
+            }
+            least = least.min(faults() - before.0 + server.requests() - before.1);
+            if least == 0 {
+                break;
+            }
+        }
+        assert_eq!(least, 0, "requests and faults of eight appends over {link}");
+        let looking = other.open(link, OpenOptions::READ).expect("opened");
+        assert_eq!(read(&looking, 0, expected.len() + 1).expect("read"), expected, "{link}");
+        file.sync().expect("durable");
+        grant.give_back().expect("given back");
+    }
+    assert!(files.pages().figures().counts.queue_pages >= 14);
+    let since = Instant::now();
+    while files.figures().free_page_queue > 0 {
+        assert!(since.elapsed() < LONG, "nobody has a grant, and the queue is kept");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 fn links_without_such_verbs_do_the_same_by_requests() {
     let server = Server::new(256);
     let session = server.connect("shm");

@@ -203,28 +203,21 @@ fn fixed(assembled: &Assembled, image: &[u8]) -> Vec<u8> {
 pub fn run(input: &[u8], is_proven: impl FnOnce(&WorkQueue) -> bool) -> Outcome {
     let mut feed = Feed(input);
     let assembled = assemble(&mut feed);
-    let geometry = assembled.geometry;
     let own = Arc::new(SharedMemory::new("chain-sandbox", assembled.image.len()).expect("memory"));
     own.write(0, &assembled.image);
     let table = Guarded::new(4096, 1024..3072);
     let pool = Guarded::new(16_384, 4096..12_288);
     let rom = Guarded::new(8192, 4096..6144);
-    let queue = WorkQueue {
-        views: vec![
+    let queue = assembled.queue(
+        QUEUE,
+        vec![
             View::unregistered("queue", QUEUE, own.clone()).writable(),
             table.view("table", TABLE).atomic().of_words(),
             pool.view("pool", POOL).writable(),
             rom.view("rom", ROM),
         ],
-        key: QUEUE,
-        receives: (FIRST_ADDRESS + geometry.receives_at(), geometry.places),
-        entries: (FIRST_ADDRESS + geometry.entries_at(), geometry.entries()),
-        doorbell: FIRST_ADDRESS,
-        enabled: assembled.enabled,
-        wr_id: WrId(9),
-        gate: Arc::default(),
-        figures: Arc::default(),
-    };
+        WrId(9),
+    );
     if !is_proven(&queue) {
         return Outcome::Refused;
     }

@@ -13,8 +13,8 @@ use cuttlefs_common::status::Status;
 
 /// Pieces that are quarantined together. Allocations meanwhile wait for these at most.
 const QUARANTINE_BATCH: usize = 1024;
-/// How often an allocation is tried again, if other allocations took the space that a flush had freed.
-const ALLOCATE_ATTEMPTS: usize = 3;
+/// How often an allocation is tried again, if other allocations took the space that a flush had freed, or that was in the free page queue.
+const ALLOCATE_ATTEMPTS: usize = 5;
 
 /// Moves the entries of pages with bytes to the magic frame and frees their frames. Unwritten pages never have a frame.
 pub(super) async fn vacate_pieces(files: &Files, pieces: &[Piece]) {
@@ -36,7 +36,8 @@ pub(super) async fn detach(files: &Files, pieces: &[Piece]) {
     }
 }
 
-/// Allocates all of the pages or none. Flushes the store if that is needed to free quarantined pages.
+/// Allocates all of the pages or none. If too few are free, takes what is in the free page queue, and flushes the store if that is needed to free
+/// quarantined pages.
 async fn allocate(files: &Files, pages: u64, near: Option<PoolPage>) -> Result<Vec<Run>, Status> {
     if !files.meta.has_room() {
         return Err(Status::NoSpace);
@@ -47,6 +48,7 @@ async fn allocate(files: &Files, pages: u64, near: Option<PoolPage>) -> Result<V
                 files.pages.note_allocated(&runs);
                 return Ok(runs);
             }
+            Err(_) if files.free_pages.give_back() => {}
             Err(short) if short.free + short.quarantined < pages => return Err(Status::NoSpace),
             Err(_) => release_space(files).await?,
         };

@@ -1,23 +1,21 @@
-//! Making of write grants: the pages of a range get space, come into frames, and are pinned there.
+//! Making of write grants: the pages of a range come into frames and are pinned there, or get frames and space for when they are written.
 //!
 //! # How it works
-//! Pages on SSD are read into frames first, without any lock. Then, alone with the file: holes and unwritten pages before the end become pages of
-//! zeros, as if zeros had been written there; no byte of the file changes, so its times stay. All pages before the end are pinned. For those behind
-//! the end frames and space are taken, which only the grant names. If a page was evicted meanwhile, all of it is done again.
+//! Pages on SSD are read into frames first, without any lock. Then, alone with the file: all pages that have bytes are pinned. For the others (holes,
+//! unwritten pages, those behind the end) frames and space are taken, which only the grant names. If a page was evicted meanwhile, all of it is done
+//! again. The file stays as it is.
 //!
 //! # Failure
-//! `NoSpace` if the pool has too little space, `Busy` if there are not enough frames, or the file has too many grants. What was taken is given back;
-//! pages of zeros stay.
+//! `NoSpace` if the pool has too little space, `Busy` if there are not enough frames, or the file has too many grants. What was taken is given back.
 
-use super::detach::{take_holes, undo_allocation, vacate_pieces};
+use super::detach::take_holes;
 use super::fetch::{bring, fetch};
 use super::grants::{GrantPages, TakenSpace, WriteGrant};
 use super::range_table::{Piece, PieceState};
 use super::write::{end_of, zero_tail};
 use super::{FileRegion, Files};
-use crate::meta::NoteData;
+use crate::pages::Sink;
 use crate::pages::policy::Exposure;
-use crate::pages::{Base, NewBytes, PageChange, Sink};
 use crate::pool::disk::Disk;
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
@@ -26,11 +24,11 @@ use cuttlefs_common::region::PageSet;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// The longest range of one grant. Its pages are made while nobody else changes the file; neighbouring grants are as one.
+/// The longest range of one grant. Its pages are pinned while nobody else changes the file; neighbouring grants are as one.
 pub const GRANT_MAX_BYTES: u64 = 64 << 20;
 /// How often it is tried again after pages were evicted between being read and being pinned.
 const GRANT_ROUNDS: usize = 8;
-/// Pages that are read, or made, together: 1 MiB, like the largest request.
+/// Pages that are read together: 1 MiB, like the largest request.
 const BATCH_PAGES: u64 = 256;
 
 /// The filekey that gets a grant.
@@ -76,18 +74,17 @@ pub async fn grant_write(
         bring_all(files, disk, file, first, last).await?;
         let alone = file.order.write().await;
         file.usable()?;
-        let behind = file.size().div_ceil(PAGE_SIZE_U64).clamp(first, last);
-        fill_holes(files, disk, file, first, behind).await?;
         if end > file.size() {
             // So that an append finds nothing to be done first.
             zero_tail(files, disk, file).await?;
         }
-        let pools: Vec<PoolPage> = {
+        let stored: Vec<PoolPage> = {
             let state = file.state();
-            (first..behind).filter_map(|page| state.table.get(page.into())).map(|(pool, _)| pool).collect()
+            let pieces = state.table.pieces_in(first, last).filter(|piece| piece.state.has_bytes());
+            pieces.flat_map(|piece| piece.pool..piece.pool + piece.len).map(PoolPage).collect()
         };
-        let Some(pins) = files.pages.pin(&pools).await else { continue };
-        let wanted = (last - behind) as usize;
+        let Some(pins) = files.pages.pin(&stored).await else { continue };
+        let wanted = (last - first) as usize - stored.len();
         let mut spare = files.pages.take_spare(wanted);
         if spare.len() < wanted {
             files.pages.evict(disk, (wanted - spare.len()) as u32).await;
@@ -96,7 +93,7 @@ pub async fn grant_write(
         if spare.len() < wanted {
             return Err(Status::Busy);
         }
-        let (pieces, _) = take_holes(files, file, (behind, last), PieceState::Fresh).await?;
+        let (pieces, _) = take_holes(files, file, (first, last), PieceState::Fresh).await?;
         let each = |piece: &Piece| (piece.first..piece.end()).zip((piece.pool..).map(PoolPage));
         let space = TakenSpace { of: files.space.clone(), pages: pieces.iter().flat_map(each).collect() };
         let live = files.meta.hold_live(file.ino())?;
@@ -160,76 +157,4 @@ async fn bring_all(
         futures_lite::future::yield_now().await;
     }
     Ok(())
-}
-
-/// Gives the pages `[first, last)` that have no bytes zeros. The caller has the file to itself; the pages are before its end.
-pub(super) async fn fill_holes(
-    files: &Files,
-    disk: &dyn Disk,
-    file: &Arc<FileRegion>,
-    first: u64,
-    last: u64,
-) -> Result<(), Status> {
-    let mut from = first;
-    while from < last {
-        let to = last.min(from + BATCH_PAGES);
-        fill_batch(files, disk, file, from, to).await?;
-        from = to;
-    }
-    Ok(())
-}
-
-async fn fill_batch(
-    files: &Files,
-    disk: &dyn Disk,
-    file: &Arc<FileRegion>,
-    first: u64,
-    last: u64,
-) -> Result<(), Status> {
-    let (new, runs) = take_holes(files, file, (first, last), PieceState::Fresh).await?;
-    let converted: Vec<Piece> = {
-        let state = file.state();
-        let unwritten = state.table.pieces_in(first, last).filter(|piece| !piece.state.has_bytes());
-        unwritten.map(|piece| Piece { state: PieceState::Fresh, ..piece }).collect()
-    };
-    if new.is_empty() && converted.is_empty() {
-        return Ok(());
-    }
-    let zeros = |piece: &Piece| {
-        let each = (piece.first..piece.end()).zip(piece.pool..);
-        each.map(|(page, pool)| PageChange {
-            file_page: page.into(),
-            pool: pool.into(),
-            base: Base::Zeros,
-            offset_in_page: 0,
-            len: PAGE_SIZE,
-            offset_in_source: 0,
-        })
-    };
-    let changes: Vec<PageChange> = new.iter().chain(&converted).flat_map(zeros).collect();
-    if let Err(status) = files.pages.change(disk, &**file, &changes, NewBytes::Zeros).await {
-        {
-            let mut dirty = file.dirty.lock();
-            for change in &changes {
-                dirty.remove(&change.file_page);
-            }
-        }
-        vacate_pieces(files, &converted).await;
-        undo_allocation(files, &runs).await;
-        return Err(status);
-    }
-    let noted = {
-        let mut state = file.state_mut();
-        new.iter().for_each(|piece| state.table.insert(*piece));
-        for piece in &converted {
-            state.table.set_state(piece.first, piece.end(), PieceState::Fresh);
-        }
-        state.uncommitted = true;
-        state.show_layout(files.file_table(), &files.generations);
-        let allocated_pages = Some(state.table.allocated_pages());
-        files.meta.note_data(file.ino(), NoteData { allocated_pages, ..NoteData::default() })
-    };
-    // After the change: a write-back that takes the file off the list sees the change.
-    files.list_dirty(file);
-    noted.map(drop)
 }

@@ -1,8 +1,8 @@
 //! Write grants: what a filekey may change one-sidedly (docs/file-regions.md; FileMR section 4 for space behind the end).
 //!
-//! A grant is of a range of one file, for one filekey. Its pages that the file has are in frames, and pinned there. For the pages behind the end it has
-//! frames and space of its own, which no mapping names: an APPEND takes them, and the end of the grant gives back what is left. So a server that dies
-//! leaves no trace of a grant.
+//! A grant is of a range of one file, for one filekey. Its pages that have bytes are in frames, and pinned there. For its other pages (holes, reserved
+//! space, what is behind the end) it has frames and space of its own, which no mapping names: a WRITE or an APPEND takes them, and the end of the grant
+//! gives back what is left. So a server that dies leaves no trace of a grant.
 //!
 //! # Invariants
 //! * Grants of one filekey do not overlap; neighbours are as one.
@@ -18,6 +18,7 @@ use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::status::Status;
+use event_listener::Event;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub(super) struct WriteGrant {
     pub(super) end: u64,
     /// The pages in frames.
     pub(super) pins: Pins,
-    /// Frames for pages behind the end of the file.
+    /// Frames for pages that had no bytes.
     pub(super) spare: Vec<PrivateFrame>,
     /// Space for those of them that the file has none for, by file page.
     pub(super) space: TakenSpace,
@@ -87,7 +88,7 @@ impl Grants {
         true
     }
 
-    /// The frames and the pages of the pool that grants hold for pages behind the end.
+    /// The frames and the pages of the pool that grants hold for pages without bytes.
     #[cfg(test)]
     pub(super) fn held(&self) -> (u32, u64) {
         let held = |grant: &WriteGrant| (grant.spare.len() as u32, grant.space.pages.len() as u64);
@@ -183,12 +184,15 @@ struct Granted {
 pub(super) struct GrantShares {
     bound: u64,
     granted: Mutex<Granted>,
+    /// Notified when the first grant is made and when the last one ends.
+    first_or_last: Arc<Event>,
 }
 
 impl GrantShares {
     /// None granted, of a server with so many frames.
-    pub(super) fn new(frames: u32) -> Arc<Self> {
-        Arc::new(Self { bound: u64::from(frames) / GRANT_FRACTION, granted: Mutex::default() })
+    pub(super) fn new(frames: u32, first_or_last: Arc<Event>) -> Arc<Self> {
+        let bound = u64::from(frames) / GRANT_FRACTION;
+        Arc::new(Self { bound, granted: Mutex::default(), first_or_last })
     }
 
     pub(super) fn figures(&self) -> GrantFigures {
@@ -213,6 +217,9 @@ impl GrantShares {
         granted.grants += 1;
         granted.pages += pages;
         *granted.of_peer.entry(peer.clone()).or_default() += pages;
+        if granted.grants == 1 {
+            self.first_or_last.notify(1);
+        }
         Ok(GrantPages { shares: self.clone(), peer: peer.clone(), payer: Payer::OWN, pages })
     }
 }
@@ -232,6 +239,9 @@ impl Drop for GrantPages {
         let mut granted = self.shares.granted.lock();
         granted.grants -= 1;
         granted.pages -= self.pages;
+        if granted.grants == 0 {
+            self.shares.first_or_last.notify(1);
+        }
         if let Some(own) = granted.of_peer.get_mut(&self.peer) {
             *own -= self.pages;
             if *own == 0 {
@@ -242,6 +252,11 @@ impl Drop for GrantPages {
 }
 
 impl super::Files {
+    /// Whether there are write grants.
+    pub(super) fn has_grants(&self) -> bool {
+        self.grants.figures().grants > 0
+    }
+
     /// Takes pages for a grant from a peer's share.
     ///
     /// # Errors
@@ -261,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_peer_leaves_room_for_others() {
-        let shares = GrantShares::new(400);
+        let shares = GrantShares::new(400, Arc::default());
         let (one, two, root) = (PeerKey::User(4_000_001), PeerKey::User(4_000_002), PeerKey::User(0));
         let first = shares.take(&one, false, 50).expect("half of a quarter");
         assert_eq!(shares.take(&one, false, 1).err(), Some(Status::Busy));

@@ -28,6 +28,8 @@ mod fetch;
 mod file_region;
 /// Random names of open files.
 mod filekeys;
+/// The free page queue.
+mod free_pages;
 /// Making of write grants.
 mod grant_write;
 /// Write grants.
@@ -38,6 +40,8 @@ mod hot_set;
 mod images;
 /// Reading all of a file into frames.
 mod load;
+/// Frames and space for new pages of one-sided changes.
+mod new_pages;
 /// Changes since the start of the server, for clients that restore theirs.
 mod newer;
 /// One-sided changes under write grants.
@@ -78,6 +82,7 @@ pub use copy::{Copied, copy_range};
 pub use fetch::fetch;
 pub use file_region::FileRegion;
 pub use filekeys::{FilePart, KeyedFile};
+pub use free_pages::run_free_pages;
 pub use grant_write::{GRANT_MAX_BYTES, Grantee, grant_write, return_grant};
 pub use grants::{GrantFigures, GrantPages};
 pub use images::{begin_sync, sync};
@@ -95,7 +100,7 @@ pub use write_back::{WRITE_BACK_INTERVAL, release_space, run_write_back, write_b
 use crate::committer::Committer;
 use crate::meta::{Meta, NoteData};
 use crate::pages::{HotUnit, PageView, Pages};
-use crate::pool::space::Space;
+use crate::pool::space::{Space, SpaceFigures};
 use crate::shares::{Resource, Taken};
 use active::{ActiveFiles, MAX_INACTIVE_REGIONS};
 use bound_regions::BoundRegions;
@@ -107,8 +112,10 @@ use cuttlefs_common::region::{FILE_SLOT_LEN, FileTable};
 use cuttlefs_common::rpc::{Layout, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
+use event_listener::Event;
 use file_region::{FileState, Generations};
 use filekeys::FileKeys;
+use free_pages::FreePages;
 use grants::GrantShares;
 use one_sided_faults::FaultJobs;
 use parking_lot::{Mutex, RwLock};
@@ -175,6 +182,10 @@ pub struct FileFigures {
     pub opened_regions: usize,
     /// Write grants.
     pub grants: GrantFigures,
+    /// Pages in the free page queue.
+    pub free_page_queue: usize,
+    /// The most that there may be.
+    pub free_page_queue_bound: usize,
     /// Files that wait for write-back.
     pub dirty_files: usize,
     /// Active files.
@@ -194,6 +205,7 @@ pub struct Files {
     keys: FileKeys,
     regions: BoundRegions,
     grants: Arc<GrantShares>,
+    free_pages: FreePages,
     fault_jobs: FaultJobs,
     random: Arc<dyn Random>,
     /// Files that wait for write-back.
@@ -228,7 +240,9 @@ impl Files {
         random: Arc<dyn Random>,
     ) -> io::Result<Self> {
         let table = FileTable::new(config.file_slots)?;
-        let grants = GrantShares::new(pages.frames().usable());
+        let (frames, wake) = (pages.frames().usable(), Arc::new(Event::new()));
+        let free_pages = FreePages::new(frames, space.clone(), wake.clone());
+        let grants = GrantShares::new(frames, wake);
         Ok(Self {
             pages,
             meta: committer.meta().clone(),
@@ -239,6 +253,7 @@ impl Files {
             keys: FileKeys::default(),
             regions: BoundRegions::default(),
             grants,
+            free_pages,
             fault_jobs: FaultJobs::default(),
             random,
             dirty: DirtyFiles::default(),
@@ -323,6 +338,15 @@ impl Files {
     /// The free space of the pool.
     pub fn space(&self) -> &Arc<Space> {
         &self.space
+    }
+
+    /// The figures of the pool's space. What no file has is free: also what is in the free page queue.
+    pub fn space_figures(&self) -> SpaceFigures {
+        let (queued, _) = self.free_pages.figures();
+        let figures = self.space.figures();
+        // The two were looked at one after the other.
+        let queued = figures.used.min(queued as u64);
+        SpaceFigures { free: figures.free + queued, used: figures.used - queued, ..figures }
     }
 
     fn load(&self, ino: InodeNo) -> Result<FileRegion, Status> {
@@ -482,11 +506,14 @@ impl Files {
     /// Counts as of about now.
     pub fn figures(&self) -> FileFigures {
         let (bound_regions, opened_regions) = self.regions.counts();
+        let (free_page_queue, free_page_queue_bound) = self.free_pages.figures();
         FileFigures {
             filekeys: self.keys.len(),
             bound_regions,
             opened_regions,
             grants: self.grants.figures(),
+            free_page_queue,
+            free_page_queue_bound,
             dirty_files: self.dirty.len(),
             active: self.active.figures(),
         }

@@ -2,10 +2,10 @@
 //!
 //! # How it works
 //! The filekey gives the file, the right to write, and the part of the file that the key is good for. A WRITE or an atomic shares the file's order,
-//! as an overwrite by RPC does: length and mapping stay meanwhile, and the range must be before the end and granted. An APPEND has the file to
-//! itself, as an append by RPC has: so appends come one after another, whoever makes them. Its new pages are those that the grant has for the place.
-//! `Pages` changes the bytes under the page protocol, so that write-back, checksums and readers miss nothing; the file's times and change counter
-//! move as with any write.
+//! as an overwrite by RPC does: length and mapping stay meanwhile, and the range must be before the end and granted. If a page of it has no bytes yet,
+//! the change has the file to itself. So has an APPEND, as an append by RPC has: appends come one after another, whoever makes them. New pages are
+//! those that the grant has for the place, and for an APPEND beyond its grants those of the free page queue (`new_pages`). `Pages` changes the bytes
+//! under the page protocol, so that write-back, checksums and readers miss nothing; the file's times and change counter move as with any write.
 //!
 //! The engine waits for nothing. If a lock is not free, a page not in a frame, or metadata not in memory, the request is a fault (`one_sided_faults`).
 //!
@@ -14,14 +14,14 @@
 //! before the end of the file or not in the key's part; for a file that is immutable, or may only be appended to (not for APPEND), or has set-id bits
 //! or capabilities, which a write by RPC takes from it. `RemoteInvalid` under region policies without grants. `RemoteOperation` for a failed device, and at a stop.
 
-use super::range_table::{Piece, PieceState};
+use super::new_pages::{NewPages, Placement};
+use super::range_table::PieceState;
 use super::write::{changes_of, end_of};
 use super::{FileRegion, Files, KeyedFile};
 use crate::meta::NoteData;
-use crate::pages::{Base, PageChange, Stock, WordPlace, add};
-use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64, PoolPage};
+use crate::pages::{WordPlace, add};
+use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
-use cuttlefs_common::region::divide;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
@@ -32,15 +32,6 @@ pub(super) enum By {
     Engine,
     /// A thread that may wait for the store.
     FaultThread,
-}
-
-/// The pages of an append.
-struct Placement {
-    changes: Vec<PageChange>,
-    /// New pages, in the grant's space.
-    new: Vec<Piece>,
-    /// Pages that had space and no bytes.
-    converted: Vec<u64>,
 }
 
 /// The status for an RPC's.
@@ -134,7 +125,7 @@ impl Files {
         let Some(_going) = self.one_sided_writes_ended.try_read().filter(|ended| !**ended) else {
             return Err(Status::Io);
         };
-        let (Some(_restores_wait), Some(_shared)) = (file.changes.try_read(), file.order.try_read()) else {
+        let (Some(_restores_wait), Some(shared)) = (file.changes.try_read(), file.order.try_read()) else {
             return Ok(FileWrite::Faults);
         };
         self.check_overwrite(&keyed, filekey, offset, end)?;
@@ -144,13 +135,19 @@ impl Files {
         if !self.is_plain(file, by)? {
             return Ok(FileWrite::Faults);
         }
-        let Some(changes) = changes_of(&file.state(), offset, bytes.len()) else {
-            return Ok(FileWrite::Faults);
-        };
-        if self.pages.change_at_once(&**file, &changes, bytes, None).is_none() {
-            return Ok(FileWrite::Faults);
+        let changes = changes_of(&file.state(), offset, bytes.len());
+        if let Some(changes) = changes {
+            if self.pages.change_at_once(&**file, &changes, bytes, &mut Vec::new()).is_none() {
+                return Ok(FileWrite::Faults);
+            }
+            return self.note_one_sided(file).map(|()| FileWrite::Done);
         }
-        self.note_one_sided(file).map(|()| FileWrite::Done)
+        // A page has no bytes yet: the mapping changes.
+        drop(shared);
+        let Some(_alone) = file.order.try_write() else { return Ok(FileWrite::Faults) };
+        self.check_overwrite(&keyed, filekey, offset, end)?;
+        let is_done = self.is_plain(file, by)? && self.place_at_once(file, filekey, offset, bytes)?;
+        Ok(if is_done { FileWrite::Done } else { FileWrite::Faults })
     }
 
     /// An atomic, without waiting for anybody. The place is aligned.
@@ -171,24 +168,38 @@ impl Files {
         let Some(_going) = self.one_sided_writes_ended.try_read().filter(|ended| !**ended) else {
             return Err(Status::Io);
         };
-        let (Some(_restores_wait), Some(_shared)) = (file.changes.try_read(), file.order.try_read()) else {
+        let (Some(_restores_wait), Some(shared)) = (file.changes.try_read(), file.order.try_read()) else {
             return Ok(FileValue::Faults);
         };
         self.check_overwrite(&keyed, filekey, offset, end)?;
-        let Some(place) = word_at(file, offset) else { return Ok(FileValue::Faults) };
-        if !self.is_plain(file, by)? {
-            // A change has to wait. A compare-swap that finds another word changes nothing.
-            let Some(old) = self.pages.word_at_once(place).filter(|old| operation.apply(*old) == *old) else {
-                return Ok(FileValue::Faults);
+        if let Some(place) = word_at(file, offset) {
+            if !self.is_plain(file, by)? {
+                // A change has to wait. A compare-swap that finds another word changes nothing.
+                let Some(old) = self.pages.word_at_once(place).filter(|old| operation.apply(*old) == *old) else {
+                    return Ok(FileValue::Faults);
+                };
+                add(&self.pages.counters.target_atomics, 1);
+                return Ok(FileValue::Done(old));
+            }
+            return match self.pages.change_word_at_once(&**file, place, |old| operation.apply(old)) {
+                None => Ok(FileValue::Faults),
+                Some(old) if operation.apply(old) == old => Ok(FileValue::Done(old)),
+                Some(old) => self.note_one_sided(file).map(|()| FileValue::Done(old)),
             };
-            add(&self.pages.counters.target_atomics, 1);
-            return Ok(FileValue::Done(old));
         }
-        match self.pages.change_word_at_once(&**file, place, |old| operation.apply(old)) {
-            None => Ok(FileValue::Faults),
-            Some(old) if operation.apply(old) == old => Ok(FileValue::Done(old)),
-            Some(old) => self.note_one_sided(file).map(|()| FileValue::Done(old)),
+        drop(shared);
+        let Some(_alone) = file.order.try_write() else { return Ok(FileValue::Faults) };
+        self.check_overwrite(&keyed, filekey, offset, end)?;
+        if !self.is_plain(file, by)? || word_at(file, offset).is_some() {
+            return Ok(FileValue::Faults);
         }
+        // The word is a hole's.
+        let new = operation.apply(0);
+        if new != 0 && !self.place_at_once(file, filekey, offset, &new.to_le_bytes())? {
+            return Ok(FileValue::Faults);
+        }
+        add(&self.pages.counters.target_atomics, 1);
+        Ok(FileValue::Done(0))
     }
 
     /// An APPEND, without waiting for anybody.
@@ -215,36 +226,39 @@ impl Files {
         if !self.is_plain(file, by)? || !file.state().tail_is_zero {
             return Ok(FileValue::Faults);
         }
-        let placed = {
-            let mut grants = file.grants.lock();
-            // The first page that is new. If there is none, no grant's pages are needed.
-            let mut grant = grants.of_page(filekey, offset.div_ceil(PAGE_SIZE_U64));
-            let space = |page: u64| grant.as_ref()?.space.pages.get(&page).copied();
-            let Some(placement) = place_append(file, offset, bytes.len(), &space) else {
-                return Ok(FileValue::Faults);
-            };
-            let stock = grant.as_mut().map(|grant| Stock { spare: &mut grant.spare, pins: &mut grant.pins });
-            if self.pages.change_at_once(&**file, &placement.changes, bytes, stock).is_none() {
-                return Ok(FileValue::Faults);
-            }
-            if let Some(grant) = grant {
-                // From here on these pages are the file's.
-                for piece in &placement.new {
-                    grant.space.pages.remove(&piece.first);
-                }
-            }
-            placement
-        };
-        self.extend_one_sided(file, end, &placed)?;
+        if !self.place_at_once(file, filekey, offset, bytes)? {
+            return Ok(FileValue::Faults);
+        }
         add(&self.pages.counters.target_appends, 1);
         Ok(FileValue::Done(offset))
     }
 
-    /// Maps the pages of an append, and makes the file longer.
-    fn extend_one_sided(&self, file: &Arc<FileRegion>, end: u64, placed: &Placement) -> Result<(), Status> {
+    /// Puts bytes at a place where pages may have none yet, or behind the end. The caller has the file to itself, and the bytes of its last page that
+    /// are behind its end are zeros if it grows. `false`: nothing was changed.
+    fn place_at_once(
+        &self,
+        file: &Arc<FileRegion>,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<bool, Status> {
+        // Looked at before the lock was had.
+        file.usable()?;
+        let mut pages = NewPages::of(file, filekey, &self.free_pages);
+        let Some(placed) = pages.place(file, offset, bytes.len()) else { return Ok(false) };
+        let Some(pins) = self.pages.change_at_once(&**file, &placed.changes, bytes, pages.frames()) else {
+            return Ok(false);
+        };
+        add(&self.pages.counters.queue_pages, pages.used(pins));
+        self.map_one_sided(file, offset + bytes.len() as u64, &placed)?;
+        Ok(true)
+    }
+
+    /// Maps the pages of a change that ends at `end`, and makes the file longer if that is behind its end.
+    fn map_one_sided(&self, file: &Arc<FileRegion>, end: u64, placed: &Placement) -> Result<(), Status> {
         let noted = {
             let mut state = file.state_mut();
-            state.size = end;
+            state.size = state.size.max(end);
             placed.new.iter().for_each(|piece| state.table.insert(*piece));
             for page in &placed.converted {
                 state.table.set_state(*page, page + 1, PieceState::Fresh);
@@ -256,11 +270,11 @@ impl Files {
                 state.show_layout(self.file_table(), &self.generations);
             }
             state.uncommitted = true;
-            let allocated_pages = Some(state.table.allocated_pages());
-            let note = NoteData { size: Some(end), allocated_pages, ..NoteData::default() };
-            let noted = self.note_changed(file, note);
+            let (size, allocated_pages) = (Some(state.size), Some(state.table.allocated_pages()));
+            let noted = self.note_changed(file, NoteData { size, allocated_pages, ..NoteData::default() });
             noted.map(|attr| state.note_contents(attr.change))
         };
+        // After the change: a write-back that takes the file off the list sees the change.
         self.list_dirty(file);
         noted
     }
@@ -272,40 +286,4 @@ pub(super) fn word_at(file: &FileRegion, offset: u64) -> Option<WordPlace> {
     let (pool, piece) = file.state().table.get(file_page)?;
     let offset_in_page = (offset % PAGE_SIZE_U64) as usize;
     piece.has_bytes().then_some(WordPlace { file_page, pool, offset_in_page })
-}
-
-/// The page changes of an append; `space` has the pages for holes. `None` if there is none for one.
-fn place_append(
-    file: &FileRegion,
-    offset: u64,
-    len: usize,
-    space: &dyn Fn(u64) -> Option<PoolPage>,
-) -> Option<Placement> {
-    let state = file.state();
-    let mut placement = Placement { changes: Vec::new(), new: Vec::new(), converted: Vec::new() };
-    for part in divide(offset, len) {
-        let page = part.page.0;
-        let (pool, base) = match state.table.get(part.page) {
-            Some((pool, piece)) if piece.has_bytes() => (pool, Base::Stored),
-            Some((pool, _)) => {
-                placement.converted.push(page);
-                (pool, Base::Zeros)
-            }
-            None => {
-                let pool = space(page)?;
-                let piece = Piece { first: page, pool: pool.0, len: 1, state: PieceState::Fresh };
-                placement.new.push(piece);
-                (pool, Base::Zeros)
-            }
-        };
-        placement.changes.push(PageChange {
-            file_page: part.page,
-            pool,
-            base,
-            offset_in_page: part.offset_in_page,
-            len: part.len,
-            offset_in_source: part.offset_in_request,
-        });
-    }
-    Some(placement)
 }

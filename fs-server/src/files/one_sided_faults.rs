@@ -12,11 +12,10 @@
 //! As the engine's (`one_sided`). At a stop the jobs that wait are dropped, and their requests are refused with `RemoteOperation`.
 
 use super::fetch::bring;
-use super::grant_write::fill_holes;
 use super::one_sided::{By, refusal, word_at};
 use super::restore::begin_change;
 use super::write::{WriteAt, end_of, write_within};
-use super::{Changed, FileRegion, Files, KeyedFile};
+use super::{Changed, Files, KeyedFile};
 use crate::meta::NoteData;
 use crate::pages::{Source, add};
 use crate::pool::disk::Disk;
@@ -24,7 +23,7 @@ use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::status::Status;
-use std::sync::Arc;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
@@ -184,13 +183,22 @@ async fn change_word(
     let (end, page) = (end_of(offset, 8)?, offset / PAGE_SIZE_U64);
     for _ in 0..BRING_ROUNDS {
         bring(files, disk, file, page, page + 1).await;
-        if fill_hole(files, disk, keyed, filekey, offset).await? {
-            continue;
-        }
-        let _shared = file.order.read().await;
+        let shared = file.order.read().await;
         file.usable()?;
         files.check_overwrite(keyed, filekey, offset, end)?;
-        let Some(place) = word_at(file, offset) else { continue };
+        let Some(place) = word_at(file, offset) else {
+            let new = operation.apply(0);
+            drop(shared);
+            let changed = match new {
+                0 => None,
+                _ => match write_into_hole(files, disk, keyed, filekey, offset, new).await? {
+                    None => continue,
+                    changed => changed,
+                },
+            };
+            add(&files.pages.counters.target_atomics, 1);
+            return Ok((0, changed));
+        };
         let Some(old) = files.pages.change_word(&**file, place, |old| operation.apply(old)).await else {
             if files.pages.frames().free() == 0 {
                 files.pages.evict(disk, 1).await;
@@ -210,22 +218,27 @@ async fn change_word(
     Err(Status::Busy)
 }
 
-/// Gives the page of a word zeros, if it is a hole or unwritten. `true` if it was.
-async fn fill_hole(
+/// Writes a word to a page that has no bytes. Returns the change counter; `None`, with nothing changed, if somebody has written there meanwhile.
+async fn write_into_hole(
     files: &Files,
     disk: &dyn Disk,
     keyed: &KeyedFile,
     filekey: FileKey,
     offset: u64,
-) -> Result<bool, Status> {
-    let file: &Arc<FileRegion> = &keyed.file;
-    if word_at(file, offset).is_some() {
-        return Ok(false);
+    word: u64,
+) -> Result<Option<u64>, Status> {
+    let file = &keyed.file;
+    let is_there = Cell::new(false);
+    let may = |start, end| {
+        files.check_overwrite(keyed, filekey, start, end)?;
+        is_there.set(word_at(file, offset).is_some());
+        if is_there.get() { Err(Status::Busy) } else { Ok(()) }
+    };
+    let bytes = word.to_le_bytes();
+    let at = WriteAt::Offset(offset);
+    match write_within(files, disk, file, at, Source::Bytes(&bytes), None, &may).await {
+        Ok(written) => Ok(Some(written.attr.change)),
+        Err(_) if is_there.get() => Ok(None),
+        Err(status) => Err(status),
     }
-    let _alone = file.order.write().await;
-    file.usable()?;
-    files.check_overwrite(keyed, filekey, offset, end_of(offset, 8)?)?;
-    let page = offset / PAGE_SIZE_U64;
-    fill_holes(files, disk, file, page, page + 1).await?;
-    Ok(true)
 }

@@ -260,7 +260,9 @@ impl LiveInodes {
         Ok(HeldLive { inodes: self.clone(), ino })
     }
 
+    /// The number of inodes with something that the store has not.
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.read().inodes.len()).sum()
+        let count = |shard: &Shard| shard.inodes.values().filter(|live| live.is_noted).count();
+        self.shards.iter().map(|shard| count(&shard.read())).sum()
     }
 }

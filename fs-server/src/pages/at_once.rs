@@ -9,12 +9,6 @@ use super::{Pages, add};
 use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PoolPage};
 use cuttlefs_common::region::ResidencyEntry;
 
-/// Frames for new pages, which are pinned when they have their pages.
-pub(crate) struct Stock<'a> {
-    pub(crate) spare: &'a mut Vec<PrivateFrame>,
-    pub(crate) pins: &'a mut Pins,
-}
-
 /// A word of eight bytes in a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WordPlace {
@@ -24,23 +18,24 @@ pub(crate) struct WordPlace {
 }
 
 impl Pages {
-    /// Makes all changes, each on another page, if their locks are free, and each page is in a frame, or is new and gets one from the stock. `None`:
-    /// nothing was changed.
+    /// Makes all changes, each on another page, if their locks are free, and each page is in a frame, or is new and gets one of `frames`, in their
+    /// order. The new pages stay in memory as long as the returned pins do. `None`: nothing was changed, and no frame taken.
     pub(crate) fn change_at_once(
         &self,
         owner: &impl PageOwner,
         changes: &[PageChange],
         bytes: &[u8],
-        mut stock: Option<Stock<'_>>,
-    ) -> Option<()> {
+        frames: &mut Vec<PrivateFrame>,
+    ) -> Option<Pins> {
         let _guards = self.locks.try_lock_many(changes.iter().map(|change| change.pool))?;
         let is_in_place = |change: &PageChange| self.residency.load(change.pool).is_resident();
         let new = changes.iter().filter(|change| change.base == Base::Zeros).count();
-        let spare = stock.as_ref().map_or(0, |stock| stock.spare.len());
         let is_stored = |change: &&PageChange| change.base == Base::Stored;
-        if new > spare || !changes.iter().filter(is_stored).all(is_in_place) {
+        if new > frames.len() || !changes.iter().filter(is_stored).all(is_in_place) {
             return None;
         }
+        let mut frames = frames.drain(..new);
+        let mut pins = Pins::new(self.frames().clone());
         let mut tally = self.tally(owner.ino());
         changes.iter().for_each(|change| tally.note(change.file_page.0, change.pool));
         drop(tally);
@@ -54,8 +49,7 @@ impl Pages {
                     memory.write(at + change.offset_in_page, source);
                 }),
                 Base::Zeros => {
-                    let Stock { spare, pins } = stock.as_mut()?;
-                    let frame = spare.pop()?;
+                    let frame = frames.next().expect("there is one for each new page");
                     if change.len < PAGE_SIZE {
                         memory.fill(frame.offset(), PAGE_SIZE, 0);
                     }
@@ -66,7 +60,7 @@ impl Pages {
             }
         }
         add(&self.counters.target_writes, changes.len() as u64);
-        Some(())
+        Some(pins)
     }
 
     /// A word, if its page's lock is free and the page is in a frame.
@@ -189,24 +183,21 @@ mod tests {
     #[test]
     fn all_pages_of_a_change_are_changed_or_none() {
         let (pages, owner) = (pages(), Owner::default());
-        let mut pins = Pins::new(pages.frames().clone());
         let bytes = [[1; 8], [2; 8]].concat();
         let both = [change(3, Base::Zeros, 0), change(4, Base::Zeros, 8)];
-        assert_eq!(pages.change_at_once(&owner, &both, &bytes, None), None, "no stock");
         let mut spare = pages.take_spare(1);
-        let stock = Stock { spare: &mut spare, pins: &mut pins };
-        assert_eq!(pages.change_at_once(&owner, &both, &bytes, Some(stock)), None, "one frame for two pages");
-        spare.extend(pages.take_spare(1));
+        assert!(pages.change_at_once(&owner, &both, &bytes, &mut spare).is_none(), "one frame for two pages");
+        spare.extend(pages.take_spare(2));
         let busy = block_on(pages.locks.lock_many([PoolPage(4)]));
-        let stock = Stock { spare: &mut spare, pins: &mut pins };
-        assert_eq!(pages.change_at_once(&owner, &both, &bytes, Some(stock)), None, "a lock is not free");
+        assert!(pages.change_at_once(&owner, &both, &bytes, &mut spare).is_none(), "a lock is not free");
         drop(busy);
-        assert!(owner.0.borrow().is_empty() && pages.residency.dirty() == 0);
-        let stock = Stock { spare: &mut spare, pins: &mut pins };
-        assert_eq!(pages.change_at_once(&owner, &both, &bytes, Some(stock)), Some(()));
+        assert!(owner.0.borrow().is_empty() && pages.residency.dirty() == 0 && spare.len() == 3);
+        assert!(pages.change_at_once(&owner, &both, &bytes, &mut spare).is_some());
         assert_eq!((&*owner.0.borrow(), pages.residency.dirty()), (&vec![FilePage(3), FilePage(4)], 2));
+        assert_eq!(spare.len(), 1, "one was not needed");
         let stored = [change(3, Base::Stored, 0), change(5, Base::Stored, 8)];
-        assert_eq!(pages.change_at_once(&owner, &stored, &bytes, None), None, "page 5 is not in a frame");
+        let changed = pages.change_at_once(&owner, &stored, &bytes, &mut Vec::new());
+        assert!(changed.is_none(), "page 5 is not in a frame");
         let place = |page: u64| WordPlace { file_page: page.into(), pool: page.into(), offset_in_page: 8 };
         assert_eq!(pages.change_word_at_once(&owner, place(3), |old| old + 1), Some(0x0101_0101_0101_0101));
         assert_eq!(pages.change_word_at_once(&owner, place(3), |old| old), Some(0x0101_0101_0101_0102));
@@ -220,10 +211,14 @@ mod tests {
         let mut spare = pages.take_spare(100);
         assert_eq!(spare.len(), 5, "all there are");
         let new = [change(3, Base::Zeros, 0), change(4, Base::Zeros, 0)];
-        let mut first = Pins::new(pages.frames().clone());
-        let stock = Stock { spare: &mut spare, pins: &mut first };
-        pages.change_at_once(&owner, &new, &[7; 8], Some(stock)).expect("done");
+        let frames: Vec<_> = spare.iter().map(PrivateFrame::index).collect();
+        let mut all = pages.change_at_once(&owner, &new, &[7; 8], &mut spare).expect("done");
         drop(spare);
+        let mut first = Pins::new(pages.frames().clone());
+        first.take_over(&mut all, frames[1]);
+        first.take_over(&mut all, frames[0]);
+        first.take_over(&mut all, frames[0]);
+        drop(all);
         pages.residency.mark_clean(PoolPage(3));
         pages.residency.mark_clean(PoolPage(4));
         let second = block_on(pages.pin(&[PoolPage(3)])).expect("resident");

@@ -184,6 +184,13 @@ impl Pins {
         self.frames.pin(frame);
         self.pinned.push(frame);
     }
+
+    /// Takes over the pin of a frame that `other` has pinned.
+    pub(crate) fn take_over(&mut self, other: &mut Pins, frame: FrameIndex) {
+        if let Some(at) = other.pinned.iter().position(|pinned| *pinned == frame) {
+            self.pinned.push(other.pinned.swap_remove(at));
+        }
+    }
 }
 
 impl Drop for Pins {

@@ -57,7 +57,7 @@ pub use hotspots::Hotspots;
 pub use images::put_in_place;
 pub use scrub::{SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 
-pub(crate) use at_once::{Stock, WordPlace};
+pub(crate) use at_once::WordPlace;
 pub(crate) use change::{Base, NewBytes, PageChange, PageOwner};
 pub(crate) use frames::{Pins, PrivateFrame};
 pub(crate) use hot_units::HotUnit;
@@ -166,6 +166,8 @@ counters! {
     target_appends,
     /// One-sided changes (not pages) under write grants that stalled their queue pair, and that a worker made.
     grant_faults,
+    /// Pages that one-sided changes took from the free page queue.
+    queue_pages,
     /// READs and WRITEs (not pages) that faulted in the NIC engine and stalled their queue pair.
     odp_faults,
     /// Pages of these READs and WRITEs.

@@ -1,4 +1,4 @@
-//! The server's own work as tasks of worker 0: write-back, eviction, promotion, scrub, leases, orphans.
+//! The server's own work as tasks of worker 0: write-back, the free page queue, eviction, promotion, scrub, leases, orphans.
 
 use crate::files;
 use crate::pages::{self, Scrub, ScrubOptions};
@@ -33,6 +33,11 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
     worker.spawn_local(async move {
         let never = AtomicBool::new(false);
         files::run_write_back(&task.server.files, task.disk.as_ref(), &timer, &never).await;
+    });
+    let task = context.clone();
+    worker.spawn_local(async move {
+        let never = AtomicBool::new(false);
+        files::run_free_pages(&task.server.files, task.disk.as_ref(), &never).await;
     });
     // If the policy does not move pages between tiers, none is evicted.
     if context.server.files.pages().policy().promotes {

@@ -7,9 +7,7 @@ use super::Shared;
 use super::connections::FAULT;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
-use crate::rdma::chain::{
-    ChainFigures, FIRST_ADDRESS, Fault, FaultKind, NotInView, View, WorkQueue, check, listing,
-};
+use crate::rdma::chain::{ChainFigures, Fault, FaultKind, NotInView, View, WorkQueue, check, listing};
 use crate::rdma::{Access, MemoryRegion, QueuePair};
 use crate::world::{Random, SystemRandom};
 use std::sync::Arc;
@@ -204,18 +202,7 @@ pub(in crate::odrp) fn work_queue(
     let keys = keys(&parts);
     let assembled = assemble(kind, keys, ring);
     memory.write(0, &assembled.image);
-    let geometry = assembled.geometry;
-    WorkQueue {
-        views: views(kind, parts),
-        key: keys.queue,
-        receives: (FIRST_ADDRESS + geometry.receives_at(), geometry.places),
-        entries: (FIRST_ADDRESS + geometry.entries_at(), geometry.entries()),
-        doorbell: FIRST_ADDRESS,
-        enabled: assembled.enabled,
-        wr_id: FAULT,
-        gate: Arc::default(),
-        figures: Arc::default(),
-    }
+    assembled.queue(keys.queue, views(kind, parts), FAULT)
 }
 
 /// Whether a chain was stopped because it found no page.

@@ -10,7 +10,10 @@
 //! ```
 
 use super::entry::{ELEMENTS_MAX, ENTRY_LEN, Element, Entry, Field, Opcode, RECEIVE_LEN, ReceiveEntry};
-use super::view::FIRST_ADDRESS;
+use super::queue::WorkQueue;
+use super::view::{FIRST_ADDRESS, View};
+use crate::rdma::WrId;
+use std::sync::Arc;
 
 /// Room of the doorbell record; it has a block of its own.
 const DOORBELL_LEN: usize = 64;
@@ -184,6 +187,24 @@ pub struct Assembled {
     pub enabled: u32,
     /// What its messages look like.
     pub shape: MessageShape,
+}
+
+impl Assembled {
+    /// The queue, whose bytes lie at the beginning of the memory of `key`, which one of the views is of.
+    pub fn queue(&self, key: u32, views: Vec<View>, wr_id: WrId) -> WorkQueue {
+        let geometry = self.geometry;
+        WorkQueue {
+            views,
+            key,
+            receives: (FIRST_ADDRESS + geometry.receives_at(), geometry.places),
+            entries: (FIRST_ADDRESS + geometry.entries_at(), geometry.entries()),
+            doorbell: FIRST_ADDRESS,
+            enabled: self.enabled,
+            wr_id,
+            gate: Arc::default(),
+            figures: Arc::default(),
+        }
+    }
 }
 
 impl Assembler {

@@ -46,21 +46,14 @@ impl Site {
         let assembled = assembler.finish(places);
         let (own, table) = (memory(assembled.image.len()), memory(4096));
         own.write(0, &assembled.image);
-        let geometry = assembled.geometry;
-        let queue = WorkQueue {
-            views: vec![
+        let queue = assembled.queue(
+            QUEUE,
+            vec![
                 View::unregistered("queue", QUEUE, own.clone()).writable(),
                 View::unregistered("table", TABLE, table.clone()).part(0, 2048).atomic().of_words(),
             ],
-            key: QUEUE,
-            receives: (FIRST_ADDRESS + geometry.receives_at(), geometry.places),
-            entries: (FIRST_ADDRESS + geometry.entries_at(), geometry.entries()),
-            doorbell: FIRST_ADDRESS,
-            enabled: assembled.enabled,
-            wr_id: WrId(9),
-            gate: Arc::default(),
-            figures: Arc::default(),
-        };
+            WrId(9),
+        );
         Self { assembled, queue, own, table }
     }
 

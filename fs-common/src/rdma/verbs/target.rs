@@ -202,14 +202,17 @@ pub trait FileTarget: Send + Sync {
     /// Fills `out` with the page bitmap from `first_page` on; see [`Remote::Bitmap`]. Pages past the end are clear.
     ///
     /// # Errors
-    /// As `read_file`.
+    /// As `read_file`; `RemoteInvalid` if this target has no bitmaps.
     fn read_bitmap(
         &self,
         owner: RegionOwner,
         filekey: FileKey,
         first_page: u64,
         out: &mut [u8],
-    ) -> Result<(), WcStatus>;
+    ) -> Result<(), WcStatus> {
+        let _ = (owner, filekey, first_page, out);
+        Err(WcStatus::RemoteInvalid)
+    }
 }
 
 /// A window that is not mapped: initiators READ it. Bytes read there are untrusted.

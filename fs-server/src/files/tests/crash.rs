@@ -3,12 +3,14 @@
 use super::harness::{Storage, stamp, stamped};
 use super::harness::{allocate_range, write};
 use super::records::inode;
+use crate::files::free_pages::fill_free_pages;
 use crate::files::write_back::write_back;
-use crate::files::{WriteAt, reap, sync, truncate, write_back_all};
+use crate::files::{Grantee, WriteAt, grant_write, reap, sync, truncate, write_back_all};
 use crate::pages::Source;
 use crate::pool::simdisk::SimMode;
-use cuttlefs_common::ids::PAGE_SIZE_U64;
-use cuttlefs_common::rpc::Allocate;
+use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
+use cuttlefs_common::rdma::{FileTarget, FileValue, FileWrite, PeerKey, RegionOwner};
+use cuttlefs_common::rpc::{Allocate, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom};
 use futures_lite::future::{block_on, poll_once};
@@ -18,7 +20,10 @@ use std::future::Future;
 use std::pin::pin;
 
 const POOL_PAGES: u64 = 48;
-const FRAMES: u64 = 9;
+/// Few, so that pages are evicted, or enough for grants and the free page queue.
+const FRAMES: [u64; 2] = [9, 300];
+const OWNER: RegionOwner = RegionOwner(7);
+const BOTH: Rights = Rights { read: true, write: true };
 const FILES: u64 = 3;
 const SPAN: u64 = 24 * PAGE_SIZE_U64;
 
@@ -52,6 +57,20 @@ enum Op {
     Replace {
         ino: u64,
     },
+    /// A write grant.
+    Grant {
+        ino: u64,
+        offset: u64,
+        len: u64,
+    },
+    /// A WRITE or an APPEND of the NIC engine, if it can do it.
+    OneSided {
+        ino: u64,
+        offset: Option<u64>,
+        len: usize,
+    },
+    /// Fills the free page queue.
+    Fill,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -70,6 +89,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::SyncAll),
         3 => (1u32..7).prop_map(|frames| Op::Evict { frames }),
         1 => ino().prop_map(|ino| Op::Replace { ino }),
+        3 => (ino(), 0..SPAN, len()).prop_map(|(ino, offset, len)| Op::Grant { ino, offset, len }),
+        6 => (ino(), prop::option::of(0..SPAN), len())
+            .prop_map(|(ino, offset, len)| Op::OneSided { ino, offset, len: len as usize }),
+        2 => Just(Op::Fill),
     ]
 }
 
@@ -84,6 +107,8 @@ struct Expect {
     durable: BTreeSet<u64>,
     /// Offsets of bytes that are written now, synced or not.
     written: BTreeSet<u64>,
+    /// The filekey that has grants.
+    key: Option<FileKey>,
 }
 
 impl Expect {
@@ -204,6 +229,9 @@ impl World {
             }
             Op::Replace { ino } => {
                 let old = std::mem::take(&mut self.files[ino as usize]);
+                if let Some(key) = old.key {
+                    files.close(OWNER, key).expect("closes");
+                }
                 let number = inode(old.ino);
                 // The new file is made first, so that one of the two is there at any crash.
                 self.files[ino as usize] =
@@ -215,6 +243,44 @@ impl World {
                     None => return false,
                     Some(freed) => freed.expect("reaped"),
                 };
+            }
+            Op::Grant { ino, offset, len } => {
+                let expect = &mut self.files[ino as usize];
+                let open = || files.open(OWNER, inode(expect.ino), BOTH).expect("opens").filekey;
+                let filekey = *expect.key.get_or_insert_with(open);
+                let pages = (offset + len).div_ceil(PAGE_SIZE_U64) - offset / PAGE_SIZE_U64;
+                let Ok(pages) = files.grants.take(&PeerKey::User(0), true, pages) else { return true };
+                let (file, grantee) = (storage.file(expect.ino), Grantee { owner: OWNER, filekey });
+                match drive(storage, grant_write(files, disk, &file, grantee, (offset, len), pages), steps) {
+                    None => return false,
+                    Some(Err(Status::NoSpace | Status::Busy)) => {}
+                    Some(granted) => drop(granted.expect("granted")),
+                }
+            }
+            Op::OneSided { ino, offset, len } => {
+                let expect = &mut self.files[ino as usize];
+                let Some(key) = expect.key else { return true };
+                let at = offset.unwrap_or(expect.size);
+                let bytes = stamped(expect.ino, at, len);
+                let is_done = match offset {
+                    Some(at) => files.write_file(OWNER, key, at, &bytes) == Ok(FileWrite::Done),
+                    None => match files.append_file(OWNER, key, &bytes) {
+                        Ok(FileValue::Done(offset)) => {
+                            offset == at || panic!("appended at {offset}, not {at}")
+                        }
+                        _ => false,
+                    },
+                };
+                if is_done {
+                    let end = at + len as u64;
+                    expect.written.extend(at..end);
+                    expect.resize(end.max(expect.size));
+                }
+            }
+            Op::Fill => {
+                if drive(storage, fill_free_pages(files, disk), steps).is_none() {
+                    return false;
+                }
             }
         }
         true
@@ -289,8 +355,9 @@ proptest! {
         last in op(),
         steps in 0usize..12,
         seed in any::<u64>(),
+        frames in prop::sample::select(&FRAMES[..]),
     ) {
-        let storage = Storage::new(POOL_PAGES, FRAMES);
+        let storage = Storage::new(POOL_PAGES, frames);
         storage.disk.set_mode(SimMode::Deferred);
         let files = (1..=FILES).map(|ino| Expect { ino, sizes: [0].into(), ..Expect::default() }).collect();
         (1..=FILES).for_each(|ino| storage.meta.create(inode(ino)));

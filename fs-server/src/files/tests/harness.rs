@@ -157,10 +157,11 @@ impl Storage {
         let held = |file: u64| self.file(file).grants.lock().held();
         let (spare, taken) =
             self.meta.files().into_iter().map(held).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+        let queued = self.files.figures().free_page_queue as u64;
         assert_eq!(
-            figures.free_frames + resident.len() as u32 + spare,
+            figures.free_frames + resident.len() as u32 + spare + self.files.free_pages.frames() as u32,
             figures.frames,
-            "every frame is free, owned, or a grant's"
+            "every frame is free, owned, a grant's, or in the free page queue"
         );
         assert_eq!(figures.leaked_frames, 0);
         // No extent names a free pool page, and no two files have the same pool page.
@@ -179,8 +180,9 @@ impl Storage {
             assert_eq!(allocated, file.allocated_pages() * PAGE_SIZE_U64);
         }
         let space = self.files.space().figures();
-        assert_eq!(space.used, used.len() as u64 + taken, "used space is exact");
+        assert_eq!(space.used, used.len() as u64 + taken + queued, "used space is exact");
         assert_eq!(space.free + space.quarantined + space.used, self.pool_pages);
+        assert_eq!(self.files.space_figures().free, space.free + queued);
         for frame in &resident {
             let page = self.pages.frames().owner(*frame).expect("checked above");
             assert!(used.contains(&page.0), "pool page {page} is free and resident");

@@ -186,7 +186,7 @@ fn clip(extent: &Extent, first: u64, end: u64) -> Option<Extent> {
 
 pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {
     let server = &call.context.server;
-    let figures = server.files.space().figures();
+    let figures = server.files.space_figures();
     body(&Reply::Space(Space {
         pool_pages: figures.pages,
         // Pages in quarantine belong to no file, and are free after the next flush.

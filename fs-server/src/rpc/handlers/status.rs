@@ -108,7 +108,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let server = &context.server;
     let files = server.files.figures();
     let pages = server.files.pages().figures();
-    let space = server.files.space().figures();
+    let space = server.files.space_figures();
     let sessions = server.sessions.list();
     let listed: Vec<Value> = sessions
         .iter()
@@ -322,6 +322,10 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "onesided_appends": counts.target_appends,
         // One-sided changes that a worker had to make.
         "grant_faults": counts.grant_faults,
+        "free_page_queue": files.free_page_queue,
+        "free_page_queue_bound": files.free_page_queue_bound,
+        // Pages that one-sided changes took from it.
+        "queue_pages": counts.queue_pages,
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
