@@ -17,8 +17,9 @@ mod steps;
 mod walk;
 
 use super::seeds::{self, Ran};
-use super::world::WorldConfig;
+use super::world::{Lie, WorldConfig};
 use cuttlefs_common::rdma::sim::Translation;
+use cuttlefs_server::meta::StoreLie;
 use proptest::prelude::*;
 use steps::{Step, step};
 use walk::{Counts, Walk};
@@ -41,10 +42,14 @@ struct Case {
 }
 
 fn case(seed: u64) -> impl Strategy<Value = Case> {
+    case_with(seed, None)
+}
+
+fn case_with(seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> {
     let steps = prop::collection::vec(step(), 5..70);
     (any::<bool>(), any::<bool>(), steps).prop_map(move |(deferred, durable_answers, steps)| {
         let small = WorldConfig::new(seed, Translation::Target, 2048, FRAMES);
-        Case { config: WorldConfig { deferred, durable_answers, ..small }, steps }
+        Case { config: WorldConfig { deferred, durable_answers, lie, ..small }, steps }
     })
 }
 
@@ -72,6 +77,12 @@ fn regions_are_as_the_model_has_them() {
 #[test]
 fn a_seed_does_the_same_each_time() {
     seeds::does_the_same(case, run);
+}
+
+#[test]
+fn a_store_that_forgets_contents_is_found() {
+    let lie = Lie::Store(StoreLie::Images);
+    seeds::finds((lie, "granted"), |seed, lies| case_with(seed, lies.then_some(lie)), run);
 }
 
 #[test]
