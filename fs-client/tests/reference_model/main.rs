@@ -6,6 +6,7 @@
 #[path = "../chaos/mod.rs"]
 mod chaos;
 mod crashes;
+mod granted;
 mod handing;
 mod inside;
 mod linked;

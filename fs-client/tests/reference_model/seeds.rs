@@ -49,7 +49,7 @@ pub fn of_seed<C>(strategy: &impl Strategy<Value = C>, seed: u64) -> C {
 }
 
 /// Runs a case in a thread of its own, so that no thread-local state of an earlier case is left.
-fn run_alone<C: Sync>(case: &C, run: fn(&C) -> Ran) -> Ran {
+pub fn run_alone<C: Sync, R: Send>(case: &C, run: fn(&C) -> R) -> R {
     let ran = std::thread::scope(|scope| scope.spawn(|| run(case)).join());
     ran.unwrap_or_else(|payload| resume_unwind(payload))
 }
