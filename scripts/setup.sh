@@ -2,8 +2,8 @@
 # Installs the missing programs and libraries for building and testing cuttlefs. It can be run any number of times.
 #
 #   scripts/setup.sh            what up.sh needs: compiler, FUSE
-#   scripts/setup.sh --tests    also what test.sh needs: fio, sqlite3, pjdfstest, fsx, cargo-deny; and libraries of RDMA hardware and a virtual
-#                               machine, without which the tests of those are skipped
+#   scripts/setup.sh --tests    also what test.sh needs: fio, sqlite3, pjdfstest, fsx, cargo-deny; and libraries of RDMA hardware, a virtual
+#                               machine, and a Python that packs wheels, without which the tests of those are skipped
 #
 # Debian and Ubuntu packages come from apt-get (through sudo when not root), only if one is missing.
 # Cargo tools are built into $CUTTLEFS_TOOLS, not into a system directory.
@@ -97,5 +97,10 @@ if $with_tests; then
     # It checks licences and banned crates; a machine on which it cannot be built can still run everything else.
     cargo_tool cargo-deny 0.20.2 cargo-deny || say "cargo-deny could not be built: check.sh will say so"
     rm -rf "$CUTTLEFS_TOOLS/build"
+    # A Python of its own with what packs a wheel.
+    python=$CUTTLEFS_TOOLS/python
+    "$python/bin/python3" -c 'import setuptools.command.bdist_wheel' 2>/dev/null ||
+        { python3 -m venv "$python" && "$python/bin/pip" --quiet install 'setuptools>=70.1'; } >/dev/null 2>&1 ||
+        say "the check of the Python wheel will be skipped: python3 has no venv and pip, or setuptools cannot be had"
 fi
 say "setup: done"

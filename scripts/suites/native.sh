@@ -42,4 +42,24 @@ wait "$writer"
 status=$?
 cat "$WORK/kills.log"
 check "what was synced outlives kills of the server, and what was lost is told" test "$status" == 0
+
+# A wheel in an environment that has nothing else, and no variable that names the library.
+use_wheel() {
+    python3 -m venv "$WORK/venv" && "$WORK/venv/bin/pip" --quiet --disable-pip-version-check install --no-index --no-deps "$1" || return
+    (cd / && env -u CUTTLEFS_LIBRARY -u PYTHONPATH LD_LIBRARY_PATH= "$WORK/venv/bin/python3" - "$(server_url)" "$CUTTLEFS_KEY") <<'END'
+import os, sys, cuttlefs
+
+session = cuttlefs.Session(sys.argv[1], key=sys.argv[2])
+with session.open("by-wheel", os.O_RDWR | os.O_CREAT) as file:
+    file.append(b"packed")
+    file.sync()
+    assert file.read(0, 100) == b"packed"
+END
+}
+wheel=$("$HERE/../wheel.sh" "$WORK/wheel")
+case $? in
+    0) check "a wheel that is installed alone opens a session" use_wheel "${wheel##*$'\n'}" ;;
+    3) say "a wheel that is installed alone: $wheel" ;;
+    *) fail "a wheel is packed" ;;
+esac
 suite_end

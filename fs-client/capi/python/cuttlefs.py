@@ -6,7 +6,7 @@
         log.append(b"a line\\n")
         log.sync()
 
-The library is looked for as the loader does, or where CUTTLEFS_LIBRARY says. Errors are OSError, with the library's words. Calls let other threads run.
+The library is the one where CUTTLEFS_LIBRARY says, else the one beside this module (as in a wheel), else the one that the loader finds. Errors are OSError, with the library's words. Calls let other threads run.
 """
 
 import ctypes
@@ -16,7 +16,13 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32,
 READ, WRITE = 1, 2
 _KEY_TEXT = 177
 
-_lib = ctypes.CDLL(os.environ.get("CUTTLEFS_LIBRARY", "libcuttlefs.so"))
+
+def _library():
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libcuttlefs.so")
+    return os.environ.get("CUTTLEFS_LIBRARY") or (beside if os.path.exists(beside) else "libcuttlefs.so")
+
+
+_lib = ctypes.CDLL(_library())
 
 
 class _Options(ctypes.Structure):
