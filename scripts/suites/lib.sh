@@ -148,7 +148,8 @@ launch_server() {
     SERVER_LAUNCHES=$((SERVER_LAUNCHES + 1))
     local listen=(--listen "tcp://127.0.0.1:$PORT" --listen "unix://$WORK/unix.sock" --listen "shm://$WORK/shm.sock")
     # Over this link only trusted clients read one-sidedly.
-    [[ $LINK != rdma ]] || listen=(--listen "$(server_url)" --trust-clients)
+    [[ $LINK != rdma ]] ||
+        listen=(--listen "$(server_url)" --trust-clients ${CUTTLEFS_PAGE_WINDOW:+--page-window "$CUTTLEFS_PAGE_WINDOW"})
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --memory "$SERVER_MEMORY" \
         ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} \
         "${listen[@]}" \

@@ -2,6 +2,7 @@
 # Runs in the guest, for rdma-suites.sh: a mount over soft-RoCE reads pages that move all the time, while the network makes late answers of the answers
 # to its READs (rdma-liar.c). Each block that is read is compared (rdma-liar.py). docs/pages.md says why no wrong one can be accepted.
 # usage: rdma-liar.sh      CUTTLEFS_LIAR_S=N: how long (60 s)   CUTTLEFS_LIAR_SEED=N: chance (1)         last line: N passed, N failed
+#                          CUTTLEFS_PAGE_WINDOW=odp: the mounts read pages in the window of pages (on a 7.2 kernel)
 here=$(cd "$(dirname "$0")" && pwd)
 export CUTTLEFS_RDMA_ADDRESS=10.9.0.1
 source "$here/rdma-pair.sh" || exit 70
@@ -36,6 +37,10 @@ check "answers were lost, and sent again" test "${again:-0}" -ge $((seconds / 2)
 check "and others came late" test "${late:-0}" -ge $((seconds / 2))
 reads=$(counter onesided_reads "$MNT")
 check "the mount read one-sidedly" test "${reads:-0}" -ge $((seconds / 2))
+if [[ ${CUTTLEFS_PAGE_WINDOW:-} == odp ]]; then
+    pages=$(counter window_pages "$MNT")
+    check "and in the window of pages (${pages:-0} pages)" test "${pages:-0}" -ge $((seconds / 2))
+fi
 say "$reads one-sided reads; answers: ${lost:-0} lost, ${again:-0} sent again, ${late:-0} late"
 umount_fs "$WRITING"
 umount_fs
