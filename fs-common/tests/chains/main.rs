@@ -53,3 +53,15 @@ fn without_the_checker_the_sandbox_sees_harm() {
     });
     assert_eq!(harm.as_deref(), Some("a fixed byte of the queue has changed"));
 }
+
+/// Found by the fuzz target: WRITEs to the queue changed each other's addresses.
+#[test]
+fn regression_what_a_write_to_the_queue_fills_in_is_no_fixed_address() {
+    let mut bytes = [0x44; 110];
+    (bytes[39], bytes[84]) = (0x11, 0x11);
+    bytes[98..100].copy_from_slice(&[0xa5, 0x5c]);
+    bytes[108..].copy_from_slice(&[0xa5, 0x5c]);
+    assert_eq!(run(&bytes, |queue| check(queue).is_ok()), Outcome::Refused);
+    let unchecked = run(&bytes, |queue| queue.look().is_ok());
+    assert_eq!(unchecked, Outcome::Broke("a fixed byte of the queue has changed".to_owned()));
+}

@@ -175,7 +175,8 @@ impl Files {
         if let Some(place) = word_at(file, offset) {
             if !self.is_plain(file, by)? {
                 // A change has to wait. A compare-swap that finds another word changes nothing.
-                let Some(old) = self.pages.word_at_once(place).filter(|old| operation.apply(*old) == *old) else {
+                let Some(old) = self.pages.word_at_once(place).filter(|old| operation.apply(*old) == *old)
+                else {
                     return Ok(FileValue::Faults);
                 };
                 add(&self.pages.counters.target_atomics, 1);

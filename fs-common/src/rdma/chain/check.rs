@@ -66,24 +66,29 @@ pub fn check(queue: &WorkQueue) -> Result<(), Unproven> {
             }
         }
     }
-    for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.opcode.fills_local()) {
-        for element in entry.local() {
-            match written(queue, &entries, "entry", index as u32, element)? {
+    for (index, entry) in (0u32..).zip(&entries) {
+        let local = if entry.opcode.fills_local() { entry.local() } else { &[] };
+        // What is filled in has been seen: an entry that changes one before it is refused below. `ranges` knows which of these may be.
+        let is_fixed = !filled[index as usize].remote;
+        let remote = entry.changed_remote().filter(|remote| is_fixed && remote.key == queue.key);
+        for element in local.iter().chain(&remote) {
+            let changed = match written(queue, &entries, "entry", index, element)? {
+                Target::Memory => continue,
                 Target::Address(changed) => {
                     filled[changed as usize].remote = true;
-                    changes.push((index as u32, changed));
+                    changed
                 }
                 Target::Local(changed) => {
                     filled[changed as usize].local = true;
-                    changes.push((index as u32, changed));
+                    changed
                 }
-                Target::Other(changed) => changes.push((index as u32, changed)),
-                Target::Memory => {}
-            }
+                Target::Other(changed) => changed,
+            };
+            changes.push((index, changed));
         }
     }
     for (index, entry) in entries.iter().enumerate() {
-        ranges(queue, &entries, index as u32, entry, filled[index])?;
+        ranges(queue, index as u32, entry, filled[index])?;
     }
     enables(&entries, per_place, queue.enabled)?;
     for (changing, changed) in changes {
@@ -211,14 +216,8 @@ fn written(
     }
 }
 
-/// Checks the ranges that an entry reads, and the one that it writes at its remote end.
-fn ranges(
-    queue: &WorkQueue,
-    entries: &[Entry],
-    index: u32,
-    entry: &Entry,
-    filled: Filled,
-) -> Result<(), Unproven> {
+/// Checks the ranges that an entry reads, and the one at its remote end.
+fn ranges(queue: &WorkQueue, index: u32, entry: &Entry, filled: Filled) -> Result<(), Unproven> {
     if !entry.opcode.moves() {
         return Ok(());
     }
@@ -254,12 +253,7 @@ fn ranges(
     };
     if !filled.remote {
         let len = entry.local_len();
-        views.find(entry.key, entry.address, len, need).map_err(at)?;
-        if need != Need::Read {
-            let element = Element { len: len as u32, key: entry.key, address: entry.address };
-            written(queue, entries, "entry", index, &element)?;
-        }
-        return Ok(());
+        return views.find(entry.key, entry.address, len, need).map(|_| ()).map_err(at);
     }
     // Wherever it will lie, it must not be the queue, whose entries it could change. Its right is looked at by an empty range, or for words at run time.
     if entry.key == queue.key && need != Need::Read {

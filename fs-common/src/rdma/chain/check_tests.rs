@@ -99,3 +99,28 @@ fn an_entry_that_is_changed_stands_behind_an_enable() {
     assert_eq!(with(true), Ok(()));
     assert_eq!(with(false), Err(Unproven::Fetched(2, 3)));
 }
+
+#[test]
+fn a_write_to_the_queue_fills_what_it_writes() {
+    let with = |enabled: bool, key: u32| {
+        let mut a = Assembler::new(1);
+        let words = [a.scratch(8), a.scratch(8)];
+        a.wait();
+        a.enable();
+        let target = Label(if enabled { 4 } else { 3 });
+        a.write(Bytes::Of(target, Field::Address), &[words[0]]);
+        if enabled {
+            a.enable();
+        }
+        let to = if key == 1 { words[1] } else { Bytes::At { key, address: FIRST_ADDRESS, len: 8 } };
+        a.write(to, &[words[1]]);
+        check(&Site::new(&a, 2).queue)
+    };
+    assert_eq!(with(true, 2), Ok(()), "wherever that is in the table");
+    assert_eq!(with(false, 2), Err(Unproven::Fetched(2, 3)));
+    let refused = with(true, 1);
+    assert!(
+        matches!(refused, Err(Unproven::Writes("entry", 4, ..))),
+        "it could lie in the queue: {refused:?}"
+    );
+}

@@ -211,6 +211,12 @@ impl Entry {
         self.local().iter().map(|element| u64::from(element.len)).sum()
     }
 
+    /// The range of this side that it changes at its remote end.
+    pub fn changed_remote(&self) -> Option<Element> {
+        let changes = self.opcode.moves() && self.opcode != Opcode::Read && !self.peer;
+        changes.then(|| Element { len: self.local_len() as u32, key: self.key, address: self.address })
+    }
+
     /// Its bytes.
     pub fn encode(&self) -> [u8; ENTRY_LEN] {
         let raw = Raw {
