@@ -503,3 +503,63 @@ fn a_program_reads_what_it_has_written() {
     m.end();
     another.end();
 }
+
+/// The kernel takes no attributes when pages were forgotten meanwhile: it would have the old length, and a mapping up to the told one would fault.
+#[test]
+fn regression_a_length_that_another_mount_has_made_is_the_kernel_s_when_it_is_told() {
+    let Some((reader, writer)) = two(Duration::from_millis(100)) else {
+        return;
+    };
+    fs::write(writer.path("f"), [1; 100]).expect("write");
+    let file = File::open(reader.path("f")).expect("open");
+    let mut known = 100;
+    for round in 0..20u64 {
+        // So that there are pages to forget.
+        first_byte(&file);
+        let log = OpenOptions::new().write(true).open(writer.path("f")).expect("open");
+        log.write_all_at(&[1; 5000], known).expect("write");
+        wait_for("the length shows", || file.metadata().expect("stat").len() > known);
+        let told = file.metadata().expect("stat").len();
+        use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+        let page = (told - 1) / PAGE as u64 * PAGE as u64;
+        // SAFETY: a fresh mapping of a file that nobody makes shorter, read within its length.
+        let byte = unsafe {
+            let map = mmap(std::ptr::null_mut(), PAGE, ProtFlags::READ, MapFlags::SHARED, &file, page)
+                .expect("mmap");
+            let byte = map.cast::<u8>().add(((told - 1) % PAGE as u64) as usize).read_volatile();
+            munmap(map, PAGE).expect("munmap");
+            byte
+        };
+        assert_eq!(byte, 1, "round {round}: a fault would have ended the test");
+        known += 5000;
+    }
+    drop(file);
+    reader.end();
+    writer.end();
+}
+
+/// A sparse copy asks where the data is.
+#[test]
+fn what_is_stored_through_a_mapping_is_data_before_it_is_written_back() {
+    use rustix::fs::SeekFrom;
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    const PAGES: u64 = 16;
+    let Some(m) = Mount::new(FuseSettings::default()) else {
+        return;
+    };
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("f")).expect("create");
+    file.set_len(PAGES * PAGE as u64).expect("longer");
+    let stored = 5 * PAGE as u64;
+    // SAFETY: a fresh mapping of a page of a file that nobody makes shorter.
+    unsafe {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let map =
+            mmap(std::ptr::null_mut(), PAGE, protection, MapFlags::SHARED, &file, stored).expect("mmap");
+        map.cast::<u8>().write_volatile(7);
+        let found = rustix::fs::seek(&File::open(m.path("f")).expect("open"), SeekFrom::Data(0));
+        assert_eq!(found, Ok(stored));
+        munmap(map, PAGE).expect("munmap");
+    }
+    drop(file);
+    m.end();
+}

@@ -49,6 +49,11 @@ pub(crate) fn fresh_len(fd: c_int) -> Option<u64> {
     look(fd, AtFlags::empty(), StatxFlags::SIZE).map(|found| found.stx_size)
 }
 
+/// Has the kernel ask the mount for the file's length now. `None`: the descriptor is gone.
+pub(crate) fn ask_len(fd: c_int) -> Option<u64> {
+    look(fd, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE).map(|found| found.stx_size)
+}
+
 /// Whether the descriptor is open for reading.
 pub(crate) fn is_readable(fd: c_int) -> bool {
     let flags = borrow(fd).and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());

@@ -67,8 +67,11 @@ pub(crate) fn read(
         From::Offset => claiming(fd, len, |at| fill(&file, at, len)),
     };
     match result {
-        // The file has become shorter, or the kernel knows a length of before.
-        Ok(0) => leave(state, Count::LeftEnd),
+        // The file has become shorter, or the kernel knows a length of before. It would give what it has cached up to that: so it asks now.
+        Ok(0) => {
+            descriptor::ask_len(fd)?;
+            leave(state, Count::LeftEnd)
+        }
         Ok(got) => {
             state.count(Count::Reads, 1);
             state.count(Count::ReadBytes, got as u64);

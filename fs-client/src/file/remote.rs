@@ -131,8 +131,11 @@ impl Volume for RemoteVolume {
         }
         let room = set.size.map(|_| self.session.room_for(0)).transpose()?;
         let build = || Request::SetAttr { ino, set };
+        let epoch = self.session.recovered_epoch();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        if let Some((size, room)) = set.size.zip(room) {
+        if let Some((size, room)) = set.size.zip(room)
+            && !self.session.settle_operation(caller, ino, epoch, session)?
+        {
             self.session.unsynced().note_end(room, session, ino, size, attr.change);
         }
         Ok(attr)
@@ -384,8 +387,11 @@ impl Volume for RemoteVolume {
         let room = self.session.room_for(0)?;
         let build = || Request::Allocate { filekey: state.file().filekey(), offset, len, how };
         let ino = state.file().ino();
+        let epoch = self.session.recovered_epoch();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
+        if !self.session.settle_operation(caller, ino, epoch, session)? {
+            self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
+        }
         Ok(attr.change)
     }
 

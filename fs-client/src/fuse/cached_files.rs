@@ -28,6 +28,7 @@
 
 use super::kernel::INodeNo;
 use crate::file::volume::Volume;
+use cuttlefs_common::ids::PAGE_SIZE;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -88,8 +89,11 @@ struct File {
     fills: u64,
     /// The number of direct writes since the last filling.
     quiet_writes: u32,
-    /// How often the file is open.
+    /// How often the file is open, and how often for writing.
     opens: u32,
+    writers: u32,
+    /// The length that the kernel has, as far as it is known: of the last attributes that it has taken, and of writes since.
+    size: Option<u64>,
     /// The change that the pages are of; `None`: not known.
     of: Option<At>,
     /// Own changes behind it that others are missing before.
@@ -109,6 +113,8 @@ impl File {
             fills,
             quiet_writes: 0,
             opens: 0,
+            writers: 0,
+            size: None,
             of: None,
             ahead: Vec::new(),
             under_way: Vec::new(),
@@ -125,6 +131,21 @@ impl File {
     /// Whether pages were forgotten a moment ago, so that one that is being written may come back as it was before.
     fn is_racy(&self) -> bool {
         self.last_forgotten.is_some_and(|at| at.elapsed() < PREEMPTED)
+    }
+
+    /// The pages of `[from, to)` are going to be forgotten. Returns whether any of them was read since pages were last forgotten.
+    fn drops(&mut self, from: u64, to: u64) -> bool {
+        let page = PAGE_SIZE as u64;
+        let (from, to) = (from / page * page, to.div_ceil(page).saturating_mul(page));
+        if !self.read.iter().any(|(first, end)| *first < to && from < *end) {
+            return false;
+        }
+        let rests = |(first, end): (u64, u64)| {
+            let parts = [(first, end.min(from)), (first.max(to), end)];
+            parts.into_iter().filter(|(first, end)| first < end)
+        };
+        self.read = self.read.drain(..).flat_map(rests).collect();
+        true
     }
 
     fn is_good(&mut self, at: At) -> bool {
@@ -188,6 +209,17 @@ impl Table {
         let forgot = self.forgot;
         self.files.entry(ino.0).or_insert_with(|| File::new(forgot))
     }
+
+    /// Drops a file of which there is nothing to know.
+    fn tidy(&mut self, ino: INodeNo) {
+        if self
+            .files
+            .get(&ino.0)
+            .is_some_and(|file| file.opens == 0 && file.fills == 0 && file.under_way.is_empty())
+        {
+            self.files.remove(&ino.0);
+        }
+    }
 }
 
 /// What the kernel may have cached, by file.
@@ -224,16 +256,7 @@ impl CachedFiles {
     pub(super) fn may_be_replaced(&self, ino: INodeNo, from: u64, to: u64) -> bool {
         let mut table = self.table.lock();
         let file = table.of(ino);
-        let overlaps = |(first, end): &(u64, u64)| *first < to && from < *end;
-        if !file.is_racy() || !file.read.iter().any(overlaps) {
-            return false;
-        }
-        let rests = |(first, end): (u64, u64)| {
-            let parts = [(first, end.min(from)), (first.max(to), end)];
-            parts.into_iter().filter(|(first, end)| first < end)
-        };
-        file.read = file.read.drain(..).flat_map(rests).collect();
-        true
+        file.is_racy() && file.drops(from, to)
     }
 
     /// The range to forget after a direct write; `None` if nothing can be cached.
@@ -243,7 +266,9 @@ impl CachedFiles {
         if file.fills == 0 {
             return None;
         }
-        if !file.is_racy() {
+        if file.is_racy() {
+            file.drops(offset, offset.saturating_add(len.into()));
+        } else {
             file.read.clear();
         }
         file.last_forgotten = Some(Instant::now());
@@ -271,19 +296,56 @@ impl CachedFiles {
         let file = table.of(ino);
         if file.fills == fills_before {
             file.fills = 0;
+            table.tidy(ino);
         }
     }
 
-    /// The file was opened.
-    pub(super) fn opened(&self, ino: INodeNo) {
-        self.table.lock().of(ino).opens += 1;
+    /// The file was opened, for writing or not.
+    pub(super) fn opened(&self, ino: INodeNo, writes: bool) {
+        let mut table = self.table.lock();
+        let file = table.of(ino);
+        file.opens += 1;
+        file.writers += u32::from(writes);
     }
 
     /// An open file was closed.
-    pub(super) fn closed(&self, ino: INodeNo) {
+    pub(super) fn closed(&self, ino: INodeNo, writes: bool) {
         let mut table = self.table.lock();
         let file = table.of(ino);
         file.opens = file.opens.saturating_sub(1);
+        file.writers = file.writers.saturating_sub(u32::from(writes));
+        table.tidy(ino);
+    }
+
+    /// Whether the file is open: programs may read its pages without asking.
+    pub(super) fn is_open(&self, ino: INodeNo) -> bool {
+        self.table.lock().files.get(&ino.0).is_some_and(|file| file.opens > 0)
+    }
+
+    /// Whether a program may have stored bytes in pages through a mapping that the volume has not been given.
+    pub(super) fn may_be_dirty(&self, ino: INodeNo) -> bool {
+        self.table.lock().files.get(&ino.0).is_some_and(|file| file.writers > 0)
+    }
+
+    /// The kernel is told this length, and takes it. If it has another one, it forgets the file's pages by itself.
+    pub(super) fn takes_size(&self, ino: INodeNo, size: u64) {
+        if let Some(file) = self.table.lock().files.get_mut(&ino.0)
+            && file.size.replace(size) != Some(size)
+        {
+            file.read.clear();
+        }
+    }
+
+    /// Whether the kernel may have another length than this one.
+    pub(super) fn has_other_size(&self, ino: INodeNo, size: u64) -> bool {
+        self.table.lock().files.get(&ino.0).is_none_or(|file| file.size != Some(size))
+    }
+
+    /// A write of this mount is done that ended there.
+    pub(super) fn wrote_up_to(&self, ino: INodeNo, end: u64) {
+        if let Some(file) = self.table.lock().files.get_mut(&ino.0) {
+            file.size = file.size.map(|size| size.max(end));
+        }
     }
 
     /// The files that are open and may have pages.
@@ -305,8 +367,10 @@ impl CachedFiles {
     /// Looks at the pages, for somebody who was told that the file is `at` this change.
     pub(super) fn look(&self, ino: INodeNo, at: At) -> Look {
         let mut table = self.table.lock();
-        let next = table.changes;
-        let file = table.of(ino);
+        let (next, forgot) = (table.changes, table.forgot);
+        let Some(file) = table.files.get_mut(&ino.0) else {
+            return if forgot { Look::Stale } else { Look::Good };
+        };
         if file.is_good(at) {
             Look::Good
         } else if file.under_way.is_empty() || file.of.is_none_or(|of| of.epoch != at.epoch) {
@@ -326,9 +390,10 @@ impl CachedFiles {
         let mut table = self.table.lock();
         let until = Instant::now() + limit;
         table.waiting += 1;
-        while table.of(ino).under_way.iter().any(|number| *number < before)
-            && !self.answered.wait_until(&mut table, until).timed_out()
-        {}
+        let is_under_way = |table: &Table| {
+            table.files.get(&ino.0).is_some_and(|file| file.under_way.iter().any(|number| *number < before))
+        };
+        while is_under_way(&table) && !self.answered.wait_until(&mut table, until).timed_out() {}
         table.waiting -= 1;
         table.of(ino).is_good(at)
     }
@@ -366,6 +431,7 @@ impl Drop for OwnChange {
     fn drop(&mut self) {
         let mut table = self.files.table.lock();
         table.of(self.ino).under_way.retain(|number| *number != self.number);
+        table.tidy(self.ino);
         if table.waiting > 0 {
             self.files.answered.notify_all();
         }
@@ -418,7 +484,7 @@ mod tests {
     fn what_is_not_known_any_more_may_be_cached() {
         let files = CachedFiles::default();
         files.fills(INO);
-        files.opened(INodeNo(999));
+        files.opened(INodeNo(999), false);
         assert_eq!(files.look(INodeNo(999), at(5)), Look::Good);
         for ino in 0..FILES_MAX as u64 {
             files.fills(INodeNo(1000 + ino));
@@ -441,6 +507,7 @@ mod tests {
     #[test]
     fn own_changes_leave_pages_good_and_those_of_others_make_them_stale() {
         let files = Arc::new(CachedFiles::default());
+        files.opened(INO, true);
         assert_eq!(files.look(INO, at(5)), Look::Good, "no pages");
         files.fills(INO);
         files.changes(INO).answered(Some(at(6)));
@@ -463,6 +530,7 @@ mod tests {
     #[test]
     fn a_counter_may_be_of_a_change_that_is_under_way() {
         let files = Arc::new(CachedFiles::default());
+        files.opened(INO, true);
         files.look(INO, at(5));
         files.fills(INO);
         let (first, second) = (files.changes(INO), files.changes(INO));
@@ -499,8 +567,8 @@ mod tests {
         assert!(!files.may_be_replaced(INO, 0, 10), "and was not read since");
         files.reads(INO, 4096, 12288);
         assert!(!files.may_be_replaced(INO, 0, 4096) && !files.may_be_replaced(INO, 12288, 20000));
-        assert!(files.may_be_replaced(INO, 4000, 8192));
-        assert!(!files.may_be_replaced(INO, 4000, 8192), "it was forgotten");
+        assert!(files.may_be_replaced(INO, 5000, 5010));
+        assert!(!files.may_be_replaced(INO, 4000, 8192), "the whole page was forgotten");
         assert!(files.may_be_replaced(INO, 8192, 8193));
         files.reads(INO, 0, 10);
         files.forgets(INO);
@@ -513,8 +581,33 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_s_length_is_known_from_what_it_was_told_and_from_writes() {
+        let files = CachedFiles::default();
+        files.takes_size(INO, 20);
+        assert!(files.has_other_size(INO, 20), "of files that are not open nothing is known");
+        files.opened(INO, true);
+        files.wrote_up_to(INO, 10);
+        assert!(files.has_other_size(INO, 10), "nor by a write");
+        files.takes_size(INO, 20);
+        files.wrote_up_to(INO, 10);
+        assert!(!files.has_other_size(INO, 20));
+        files.wrote_up_to(INO, 30);
+        assert!(files.has_other_size(INO, 20) && !files.has_other_size(INO, 30));
+        files.opened(INO, false);
+        assert!(files.may_be_dirty(INO) && files.is_open(INO));
+        files.closed(INO, true);
+        assert!(!files.may_be_dirty(INO) && files.is_open(INO));
+        files.closed(INO, false);
+        assert!(
+            files.table.lock().files.is_empty(),
+            "nothing is left of a file that is closed and has no pages"
+        );
+    }
+
+    #[test]
     fn few_counters_are_kept() {
         let files = Arc::new(CachedFiles::default());
+        files.opened(INO, true);
         files.look(INO, at(1));
         files.fills(INO);
         for change in 3..3 + 2 * AHEAD_MAX as u64 {
@@ -527,14 +620,14 @@ mod tests {
     #[test]
     fn open_files_with_pages_are_in_use() {
         let files = CachedFiles::default();
-        files.opened(INO);
-        files.opened(INO);
-        files.opened(INodeNo(3));
+        files.opened(INO, true);
+        files.opened(INO, true);
+        files.opened(INodeNo(3), false);
         assert_eq!(files.in_use(), []);
         files.fills(INO);
-        files.closed(INO);
+        files.closed(INO, true);
         assert_eq!(files.in_use(), [INO]);
-        files.closed(INO);
+        files.closed(INO, true);
         assert_eq!(files.in_use(), []);
     }
 
@@ -545,6 +638,7 @@ mod tests {
             steps in proptest::collection::vec((0..5u8, any::<proptest::sample::Index>()), 1..200),
         ) {
             let files = Arc::new(CachedFiles::default());
+            files.opened(INO, true);
             files.look(INO, at(0));
             files.fills(INO);
             // The file's counter, the last change of the other client, and the counter that the kernel's pages were taken at.
@@ -585,6 +679,7 @@ mod tests {
             steps in proptest::collection::vec((any::<bool>(), any::<proptest::sample::Index>()), 1..200),
         ) {
             let files = Arc::new(CachedFiles::default());
+            files.opened(INO, true);
             files.look(INO, at(0));
             files.fills(INO);
             let mut change = 0;

@@ -351,7 +351,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         // A lock owner means the same as for a read. A write through the cache, or a write-back of mapped pages, keeps its pages locked until it is
         // answered.
         let is_past_cache = lock_owner.is_some();
-        let passing = is_past_cache.then(|| self.filling.passes(ino));
+        // Until the answer: attributes with the new length wait for it.
+        let passing = self.filling.passes(ino);
         if !is_past_cache {
             self.cache.files().fills(ino);
         }
@@ -365,18 +366,20 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         if written.is_ok() {
             self.changed_by(&caller, ino);
         }
-        match (written, passing) {
-            (Ok(Written { offset, len, .. }), Some(passing)) => {
-                self.cache.when_passed(ino, offset, len, move || {
+        match written {
+            Ok(Written { offset, len, .. }) => {
+                self.cache.files().wrote_up_to(ino, offset.saturating_add(len.into()));
+                if is_past_cache {
+                    self.cache.when_passed(ino, offset, len, move || {
+                        reply.written(len);
+                        drop(passing);
+                    });
+                } else {
+                    self.cache.wrote(ino, offset, len);
                     reply.written(len);
-                    drop(passing);
-                });
+                }
             }
-            (Ok(Written { len, .. }), None) => {
-                self.cache.wrote(ino, offset, len);
-                reply.written(len);
-            }
-            (Err(error), _) => reply.error(refused(&error)),
+            Err(error) => reply.error(refused(&error)),
         }
     }
 
@@ -393,13 +396,13 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         req: &Request,
         ino: INodeNo,
         fh: FileHandle,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
         let _span = request!("release", req, ino = ino.0, fh = fh.0);
-        self.cache.files().closed(ino);
+        self.cache.files().closed(ino, convert::open_how(flags.0).write);
         self.volume.release(handle(fh));
         reply.ok();
     }
@@ -675,6 +678,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let Ok(from) = u64::try_from(offset) else {
             return reply.error(Errno::ENXIO);
         };
+        // The volume does not know of bytes that are only in pages.
+        if self.cache.files().may_be_dirty(ino) {
+            self.cache.write_back(ino);
+        }
         match self.volume.seek(&caller(req), handle(fh), from, seek).map(i64::try_from) {
             Ok(Ok(found)) => reply.offset(found),
             Ok(Err(_)) => reply.error(Errno::EOVERFLOW),

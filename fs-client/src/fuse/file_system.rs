@@ -149,12 +149,12 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         (epoch, opened): (u64, OpenFile),
         reply: ReplyOpen,
     ) {
-        self.cache.files().opened(ino);
+        self.cache.files().opened(ino, convert::open_how(flags).write);
         let (handle, how) = self.opened(ino, flags, &opened);
         let (volume, cache) = (self.volume.clone(), self.cache.clone());
         let answer = move || {
             if !reply.opened(handle, how) {
-                cache.files().closed(ino);
+                cache.files().closed(ino, convert::open_how(flags).write);
                 volume.release(opened.handle);
             }
         };
@@ -172,14 +172,15 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     ) {
         self.lacking.told(attr);
         let ino = convert::to_fuse_ino(self.root, attr.ino);
-        self.cache.files().opened(ino);
+        self.cache.files().takes_size(ino, attr.size);
+        self.cache.files().opened(ino, convert::open_how(flags).write);
         let (handle, how) = self.opened(ino, flags, &opened);
         let attr = convert::to_file_attr(self.root, attr);
         let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
         let (volume, cache) = (self.volume.clone(), self.cache.clone());
         let answer = move || {
             if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
-                cache.files().closed(ino);
+                cache.files().closed(ino, convert::open_how(flags).write);
                 volume.release(opened.handle);
             }
         };

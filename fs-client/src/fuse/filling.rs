@@ -1,4 +1,4 @@
-//! Requests that are under way: READs that fill pages, writes past the page cache, and changes of a file's length.
+//! Requests that are under way: READs that fill pages, writes, and changes of a file's length.
 //!
 //! # A short answer
 //! If a READ brings fewer bytes than the kernel wanted, the kernel takes the end of these bytes for the end of the file: it fills the rest of the
@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 const CHANGED_LIMIT: Duration = Duration::from_millis(250);
 /// How often that is checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The longest time for which attributes wait for direct writes: their server may be away, and programs want to look at files.
+/// The longest time for which attributes wait for writes: their server may be away, and programs want to look at files.
 const PASSED_LIMIT: Duration = Duration::from_secs(2);
 /// The most answered changes of the length that are remembered; the oldest is forgotten.
 const CHANGED_MAX: usize = 256;
@@ -54,7 +54,7 @@ enum Kind {
     Read { at: u64 },
     /// A change of the length.
     Length,
-    /// A direct write.
+    /// A write.
     Past,
 }
 
@@ -97,7 +97,7 @@ impl UnderWay {
             .is_some_and(|all| all.iter().any(|noted| noted.number < before && first(noted)))
     }
 
-    /// Whether a direct write of the file is under way that was noted before the number `before`.
+    /// Whether a write of the file is under way that was noted before the number `before`.
     fn passes(&self, ino: INodeNo, before: u64) -> bool {
         let mut all = self.files.get(&ino.0).into_iter().flatten();
         all.any(|noted| noted.number < before && matches!(noted.kind, Kind::Past))
@@ -136,12 +136,12 @@ impl Filling {
         self.note(ino, Kind::Read { at: offset })
     }
 
-    /// A direct write begins. Must be called before the volume is given the bytes.
+    /// A write begins. Must be called before the volume is given the bytes.
     pub(super) fn passes(self: &Arc<Self>, ino: INodeNo) -> Under {
         self.note(ino, Kind::Past)
     }
 
-    /// Waits until the direct writes of a file that are under way have been answered, at most [`PASSED_LIMIT`]. For attributes that the volume has told.
+    /// Waits until the writes of a file that are under way have been answered, at most [`PASSED_LIMIT`]. For attributes that the volume has told.
     pub(super) fn until_passed(&self, ino: INodeNo) {
         self.wait_for_passing(ino, PASSED_LIMIT);
     }

@@ -40,8 +40,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+/// The longest time that is waited for bytes that were stored through mappings: the server may be away.
+const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 /// The longest time for which a write through the page cache waits until its pages are forgotten.
-const LOCKED: Duration = Duration::from_millis(100);
+const LOCKED: Duration = Duration::from_millis(10);
 
 /// What is to be forgotten.
 #[derive(Clone, Copy, Debug)]
@@ -104,29 +106,51 @@ impl KernelCache {
         }
     }
 
-    /// As `when_good`, for attributes that the kernel is going to be told: if it is not known whether another client has changed the file, they are
-    /// told. Whoever needs to know opens the file, or takes a lock.
-    pub(super) fn when_told(&self, ino: INodeNo, at: Option<At>, then: impl FnOnce() + Send + 'static) {
-        match at {
-            Some(at) if self.files.look(ino, at) == Look::Stale => {
-                self.forget(ino, What::Older(Some(at)), then)
-            }
-            _ => then(),
+    /// Tells attributes to the kernel by `answer`: with another client's change in them before `at` only when the pages of before are forgotten.
+    ///
+    /// The kernel takes no answer when pages were forgotten meanwhile. A program would be told a length then that its mappings do not have. So if the
+    /// length is another one, or the kernel asks for a read of its own (`is_reading`), the pages are forgotten behind the answer; with another length
+    /// the kernel forgets them itself. If it is not known whether another client has changed the file, the kernel is told at once: whoever needs to
+    /// know opens the file, or takes a lock.
+    pub(super) fn tell(
+        &self,
+        ino: INodeNo,
+        at: Option<At>,
+        size: u64,
+        is_reading: bool,
+        answer: impl FnOnce() + Send + 'static,
+    ) {
+        // Who opens the file later asks then.
+        let stale = at.filter(|at| self.files.is_open(ino) && self.files.look(ino, *at) == Look::Stale);
+        if stale.is_some() && !is_reading && !self.files.has_other_size(ino, size) {
+            return self.forget(ino, What::Older(stale), answer);
         }
-    }
-
-    /// Tells attributes to the kernel by `answer`. If another client has changed the file before `at`, its pages are forgotten behind the answer: the
-    /// kernel would not take one that comes after.
-    pub(super) fn tells(&self, ino: INodeNo, at: Option<At>, answer: impl FnOnce()) {
-        let at = at.filter(|at| self.files.look(ino, *at) == Look::Stale);
-        if at.is_some() {
+        if stale.is_some() {
             // The kernel itself may forget pages when it takes the answer.
             self.files.forgets(ino);
         }
+        self.files.takes_size(ino, size);
         answer();
-        if at.is_some() {
+        if stale.is_some() {
+            self.forget(ino, What::Older(stale), || ());
+        }
+    }
+
+    /// Another client may have changed an open file, by a look at its change counter.
+    pub(super) fn looked(&self, ino: INodeNo, at: Option<At>) {
+        if at.is_some_and(|at| self.files.look(ino, at) == Look::Stale) {
             self.forget(ino, What::Older(at), || ());
         }
+    }
+
+    /// Has the kernel give the volume what programs have stored in pages through mappings. Waits for that, at most [`WRITE_BACK_LIMIT`].
+    pub(super) fn write_back(&self, ino: INodeNo) {
+        let (done, is_done) = channel();
+        let range = Range::Bytes { offset: 0, len: 0 };
+        self.forget(ino, What::Written(range), move || {
+            let _ = done.send(());
+        });
+        let _ = is_done.recv_timeout(WRITE_BACK_LIMIT);
     }
 
     /// Calls `then` when none of the bytes that a direct write has replaced is cached any more. `offset` is the place of the write.

@@ -16,7 +16,7 @@
 //!
 //! * **Of several answers it may have any.** It has attributes of a counter for certain only if all answers since it was last made to forget were of it.
 //! * **It must not forget without need**, or a read under a lock is short. Attributes that it has asked for since it was made to forget are not older
-//!   than that: so the counter at which that was is kept, and at the same one it is not made to forget again.
+//!   than that: so the counter at which that was is kept, and for this or an earlier one it is not made to forget again.
 //!
 //! What is left is a read that asks while another client changes the file and a further program opens it, or writes it: not under a lock of the whole
 //! file.
@@ -95,7 +95,9 @@ impl Lacking {
         }
         let mut known = self.known.lock();
         let before = known.get(&ino).copied().unwrap_or(Known::NOTHING);
-        if before.age != Age::All(change) && before.forgot != Some(change) {
+        // Counters only grow, and requests are answered in any order: one of before needs nothing.
+        let is_told = matches!(before.age, Age::All(told) if told >= change);
+        if !is_told && before.forgot.is_none_or(|forgot| forgot < change) {
             forget();
             Self::insert(&mut known, ino, Known { age: Age::Untold, forgot: Some(change), ..before });
         }
@@ -204,6 +206,11 @@ mod tests {
         told(8);
         assert!(!forgets(8));
         assert!(!forgets(7), "it has none from before");
+        assert!(forgets(9));
+        assert!(!forgets(8), "an open of before that is answered late");
+        told(9);
+        told(10);
+        assert!(!forgets(9));
         files.forget(InodeNo(1));
         assert!(!forgets(8), "that was about what the file lacks");
         let never = Lacking::new(Duration::ZERO);

@@ -21,6 +21,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
                 if attr.ino == self.root {
                     self.root_attr.remember(attr);
                 }
+                self.cache.files().takes_size(convert::to_fuse_ino(self.root, attr.ino), attr.size);
                 reply.attr(&self.settings.attr_cache, &convert::to_file_attr(self.root, &attr));
             }
             Err(error) => reply.error(refused(&error)),
@@ -33,6 +34,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             Ok(attr) => {
                 self.lacking.told(&attr);
                 self.names.told(name, &attr);
+                self.cache.files().takes_size(convert::to_fuse_ino(self.root, attr.ino), attr.size);
                 reply.entry_with_ttls(
                     &self.settings.attr_cache,
                     &self.settings.entry_cache,
@@ -57,13 +59,9 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         let Ok(attr) = result else { return self.reply_attr(result, reply) };
         let at = At::of(&*self.volume, epoch, attr.change);
         let ino = convert::to_fuse_ino(self.root, attr.ino);
-        if is_reading {
-            self.cache.tells(ino, at, || self.reply_attr(Ok(attr), reply));
-        } else {
-            self.lacking.told(&attr);
-            let (lifetime, told) = (self.settings.attr_cache, convert::to_file_attr(self.root, &attr));
-            self.cache.when_told(ino, at, move || reply.attr(&lifetime, &told));
-        }
+        self.lacking.told(&attr);
+        let (lifetime, told) = (self.settings.attr_cache, convert::to_file_attr(self.root, &attr));
+        self.cache.tell(ino, at, attr.size, is_reading, move || reply.attr(&lifetime, &told));
     }
 
     /// As `tell_attr`, for an inode that was looked up.
@@ -80,7 +78,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         let (attr_cache, entry_cache) = (self.settings.attr_cache, self.settings.entry_cache);
         let told = convert::to_file_attr(self.root, &attr);
         let at = At::of(&*self.volume, epoch, attr.change);
-        self.cache.when_told(told.ino, at, move || {
+        self.cache.tell(told.ino, at, attr.size, false, move || {
             reply.entry_with_ttls(&attr_cache, &entry_cache, &told, GENERATION)
         });
     }
@@ -107,6 +105,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         let Some(attr) = attr else { return (bare(), false) };
         self.lacking.told(&attr);
         self.names.told(NameId::new(directory, entry.name), &attr);
+        self.cache.files().takes_size(convert::to_fuse_ino(self.root, attr.ino), attr.size);
         (convert::to_file_attr(self.root, &attr), true)
     }
 }

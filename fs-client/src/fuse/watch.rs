@@ -58,7 +58,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             let changes = self.volume.changes(&inos)?;
             for (ino, change) in files.iter().zip(changes) {
                 let at = change.and_then(|change| At::of(&*self.volume, epoch, change));
-                self.cache.when_told(*ino, at, || ());
+                self.cache.looked(*ino, at);
             }
         }
         Ok(())

@@ -45,6 +45,30 @@ impl Session {
         })
     }
 
+    /// A cut or an allocation was answered by the session `answered_by`. If a server was lost since `epoch`, before the request, the answer may be that one's,
+    /// with a counter of its life: noted now, it would seem overwritten by changes of this life if this server is lost, too. So it is made durable.
+    /// Returns whether it is; otherwise it is to be noted.
+    ///
+    /// # Errors
+    /// The server's.
+    pub(crate) fn settle_operation(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        epoch: u64,
+        answered_by: u64,
+    ) -> Result<bool, FsError> {
+        if !self.recovered_since(epoch) {
+            return Ok(false);
+        }
+        let sync = || Request::Sync(SyncScope::InodeContents(ino));
+        let take = |reply: Reply<'_>| {
+            if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
+        };
+        let ((), synced_by) = self.call_noting_session(caller, sync, take)?;
+        Ok(synced_by == answered_by)
+    }
+
     /// Makes a server's change to a file durable of which this mount keeps no copy. `done` is the answer and the number of the session that it came
     /// from. A sync counts only if the same session answers it; otherwise `again` makes the change again and returns the new answer and session, and
     /// the sync is repeated. This call cannot be interrupted.
