@@ -556,7 +556,7 @@ fn what_is_stored_through_a_mapping_is_data_before_it_is_written_back() {
         let map =
             mmap(std::ptr::null_mut(), PAGE, protection, MapFlags::SHARED, &file, stored).expect("mmap");
         map.cast::<u8>().write_volatile(7);
-        let found = rustix::fs::seek(&File::open(m.path("f")).expect("open"), SeekFrom::Data(0));
+        let found = rustix::fs::seek(File::open(m.path("f")).expect("open"), SeekFrom::Data(0));
         assert_eq!(found, Ok(stored));
         munmap(map, PAGE).expect("munmap");
     }

@@ -133,10 +133,9 @@ impl Volume for RemoteVolume {
         let build = || Request::SetAttr { ino, set };
         let epoch = self.session.recovered_epoch();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        if let Some((size, room)) = set.size.zip(room)
-            && !self.session.settle_operation(caller, ino, epoch, session)?
-        {
+        if let Some((size, room)) = set.size.zip(room) {
             self.session.unsynced().note_end(room, session, ino, size, attr.change);
+            self.session.settle_operation(caller, ino, epoch);
         }
         Ok(attr)
     }
@@ -389,9 +388,8 @@ impl Volume for RemoteVolume {
         let ino = state.file().ino();
         let epoch = self.session.recovered_epoch();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        if !self.session.settle_operation(caller, ino, epoch, session)? {
-            self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
-        }
+        self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
+        self.session.settle_operation(caller, ino, epoch);
         Ok(attr.change)
     }
 

@@ -492,6 +492,8 @@ mod tests {
         assert!(files.table.lock().forgot && files.table.lock().files.len() < FILES_MAX);
         assert_eq!(files.look(INodeNo(999), at(5)), Look::Good, "an open file stays");
         assert_eq!(files.look(INO, at(1)), Look::Stale);
+        files.opened(INO, true);
+        assert_eq!(files.look(INO, at(1)), Look::Stale);
         assert_eq!(files.passed(INO, 0, 1), bytes(0, 1));
         for _ in 2..QUIET_WRITES {
             assert_eq!(files.passed(INO, 0, 1), bytes(0, 1));

@@ -45,28 +45,21 @@ impl Session {
         })
     }
 
-    /// A cut or an allocation was answered by the session `answered_by`. If a server was lost since `epoch`, before the request, the answer may be that one's,
-    /// with a counter of its life: noted now, it would seem overwritten by changes of this life if this server is lost, too. So it is made durable.
-    /// Returns whether it is; otherwise it is to be noted.
-    ///
-    /// # Errors
-    /// The server's.
-    pub(crate) fn settle_operation(
-        &self,
-        caller: &Caller,
-        ino: InodeNo,
-        epoch: u64,
-        answered_by: u64,
-    ) -> Result<bool, FsError> {
+    /// A cut or an allocation was answered, and is noted. If a server was lost since `epoch`, before the request, the answer may be that one's, with a
+    /// counter of its life: if this server is lost, too, it would seem overwritten by changes of this life. So it is made durable now. If that fails, it
+    /// stays noted as it is.
+    pub(crate) fn settle_operation(&self, caller: &Caller, ino: InodeNo, epoch: u64) {
         if !self.recovered_since(epoch) {
-            return Ok(false);
+            return;
         }
+        let mark = self.unsynced.mark();
         let sync = || Request::Sync(SyncScope::InodeContents(ino));
         let take = |reply: Reply<'_>| {
             if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
         };
-        let ((), synced_by) = self.call_noting_session(caller, sync, take)?;
-        Ok(synced_by == answered_by)
+        if self.call(caller, sync, take).is_ok() {
+            self.unsynced.synced(Some(ino), mark);
+        }
     }
 
     /// Makes a server's change to a file durable of which this mount keeps no copy. `done` is the answer and the number of the session that it came
