@@ -9,7 +9,7 @@ use super::volume::{
     Caller, Condition, Copied, FsError, Handle, LockWaiter, OpenFile, OpenHow, Volume, WriteHow, Written,
 };
 use crate::read::{BitmapPulls, CachedRegion, CountSharing, Reads};
-use crate::session::{ServerOpen, Session, Task};
+use crate::session::{Room, ServerOpen, Session, Task, Unsynced};
 use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
@@ -81,6 +81,11 @@ impl RemoteVolume {
         OpenFile { handle: self.insert_handle(file, how), change: attr.change }
     }
 
+    /// Room for the note of a cut or an allocation, and the epoch before it is asked for.
+    fn to_be_noted(&self) -> Result<(Room<'_>, u64), FsError> {
+        Ok((self.session.room_for(0)?, self.session.recovered_epoch()))
+    }
+
     pub(super) fn insert_handle(&self, file: Arc<ServerOpen>, how: OpenHow) -> Handle {
         let losses_told = self.session.unsynced().losses().before_open(file.ino());
         let region = Arc::new(CachedRegion::new(file));
@@ -129,13 +134,12 @@ impl Volume for RemoteVolume {
             // Nothing changes, so the change counter in the reply may be of another client's change.
             return self.get_attr(caller, ino);
         }
-        let room = set.size.map(|_| self.session.room_for(0)).transpose()?;
+        let cut = set.size.map(|size| self.to_be_noted().map(|noted| (size, noted))).transpose()?;
         let build = || Request::SetAttr { ino, set };
-        let epoch = self.session.recovered_epoch();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        if let Some((size, room)) = set.size.zip(room) {
-            self.session.unsynced().note_end(room, session, ino, size, attr.change);
-            self.session.settle_operation(caller, ino, epoch);
+        if let Some((size, (room, epoch))) = cut {
+            let note = |unsynced: &Unsynced| unsynced.note_end(room, session, ino, size, attr.change);
+            self.session.note_answered(caller, ino, epoch, note);
         }
         Ok(attr)
     }
@@ -219,13 +223,14 @@ impl Volume for RemoteVolume {
 
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenFile, FsError> {
         let rights = rights(&how);
-        let room = how.truncate.then(|| self.session.room_for(0)).transpose()?;
+        let cut = how.truncate.then(|| self.to_be_noted()).transpose()?;
         let by = how.told.map_or(OpenBy::Number, |told| OpenBy::Name { told });
         let build = || Request::Open { ino, rights, truncate: how.truncate, by };
         let take = |reply: Reply<'_>| self.open_file(reply, rights);
         let ((attr, file), session) = self.session.call_noting_session(caller, build, take)?;
-        if let Some(room) = room {
-            self.session.unsynced().note_end(room, session, ino, 0, attr.change);
+        if let Some((room, epoch)) = cut {
+            let note = |unsynced: &Unsynced| unsynced.note_end(room, session, ino, 0, attr.change);
+            self.session.note_answered(caller, ino, epoch, note);
         }
         if how.write && !how.append && attr.flags.has(InodeFlags::APPEND_ONLY) {
             // The error must come from open(2), not from the first write.
@@ -383,13 +388,14 @@ impl Volume for RemoteVolume {
         how: Allocate,
     ) -> Result<u64, FsError> {
         let state = self.unfenced(handle)?;
-        let room = self.session.room_for(0)?;
+        let (room, epoch) = self.to_be_noted()?;
         let build = || Request::Allocate { filekey: state.file().filekey(), offset, len, how };
         let ino = state.file().ino();
-        let epoch = self.session.recovered_epoch();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
-        self.session.settle_operation(caller, ino, epoch);
+        let note = |unsynced: &Unsynced| {
+            unsynced.note_allocate(room, session, ino, (offset, len), how, attr.change);
+        };
+        self.session.note_answered(caller, ino, epoch, note);
         Ok(attr.change)
     }
 

@@ -148,8 +148,13 @@ impl File {
         true
     }
 
+    /// Whether the pages are known to be of this change or a later one.
+    fn has(&self, at: At) -> bool {
+        self.of.is_some_and(|of| of.epoch == at.epoch && at.change <= of.change)
+    }
+
     fn is_good(&mut self, at: At) -> bool {
-        if self.of.is_some_and(|of| of.epoch == at.epoch && at.change <= of.change) {
+        if self.has(at) {
             return true;
         }
         let has_none = self.fills == 0;
@@ -162,7 +167,7 @@ impl File {
 
     /// An own change was counted.
     fn counted(&mut self, at: At) {
-        if self.of.is_some_and(|of| of.epoch == at.epoch && at.change <= of.change) {
+        if self.has(at) {
             return;
         }
         self.ahead.push(at);
@@ -212,11 +217,8 @@ impl Table {
 
     /// Drops a file of which there is nothing to know.
     fn tidy(&mut self, ino: INodeNo) {
-        if self
-            .files
-            .get(&ino.0)
-            .is_some_and(|file| file.opens == 0 && file.fills == 0 && file.under_way.is_empty())
-        {
+        let is_idle = |file: &File| file.opens == 0 && file.fills == 0 && file.under_way.is_empty();
+        if self.files.get(&ino.0).is_some_and(is_idle) {
             self.files.remove(&ino.0);
         }
     }

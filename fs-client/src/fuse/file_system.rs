@@ -141,46 +141,36 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         self.direct_io_maps && (self.settings.uncached || asked || appends)
     }
 
-    /// Answers that a file was opened with these flags. `epoch` is the server's number before the request. If nobody takes the answer, closes the file.
-    pub(super) fn reply_opened(
+    /// Answers that a file was opened with these flags. `epoch` is the server's number before the request.
+    pub(super) fn reply_opened(&self, ino: INodeNo, flags: i32, opened: (u64, OpenFile), reply: ReplyOpen) {
+        self.hand_over(ino, flags, opened, move |handle, how| reply.opened(handle, how));
+    }
+
+    /// As `reply_opened`, for a file that was made.
+    pub(super) fn reply_created(&self, flags: i32, attr: &Attr, opened: (u64, OpenFile), reply: ReplyCreate) {
+        self.lacking.told(attr);
+        let attr = convert::to_file_attr(self.root, attr);
+        let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
+        self.hand_over(attr.ino, flags, opened, move |handle, how| {
+            reply.created(&lifetime, &attr, GENERATION, handle, how)
+        });
+    }
+
+    /// Hands an open file over by `give`, when the kernel has no page of before. If nobody takes the file, closes it.
+    fn hand_over(
         &self,
         ino: INodeNo,
         flags: i32,
         (epoch, opened): (u64, OpenFile),
-        reply: ReplyOpen,
+        give: impl FnOnce(FileHandle, FopenFlags) -> bool + Send + 'static,
     ) {
-        self.cache.files().opened(ino, convert::open_how(flags).write);
+        let writes = convert::open_how(flags).write;
+        self.cache.files().opened(ino, writes);
         let (handle, how) = self.opened(ino, flags, &opened);
         let (volume, cache) = (self.volume.clone(), self.cache.clone());
         let answer = move || {
-            if !reply.opened(handle, how) {
-                cache.files().closed(ino, convert::open_how(flags).write);
-                volume.release(opened.handle);
-            }
-        };
-        let at = At::of(&*self.volume, epoch, opened.change);
-        self.cache.when_good(ino, at, answer);
-    }
-
-    /// Answers that a file was made and opened with these flags. If nobody takes the answer, closes the file.
-    pub(super) fn reply_created(
-        &self,
-        flags: i32,
-        attr: &Attr,
-        (epoch, opened): (u64, OpenFile),
-        reply: ReplyCreate,
-    ) {
-        self.lacking.told(attr);
-        let ino = convert::to_fuse_ino(self.root, attr.ino);
-        self.cache.files().takes_size(ino, attr.size);
-        self.cache.files().opened(ino, convert::open_how(flags).write);
-        let (handle, how) = self.opened(ino, flags, &opened);
-        let attr = convert::to_file_attr(self.root, attr);
-        let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
-        let (volume, cache) = (self.volume.clone(), self.cache.clone());
-        let answer = move || {
-            if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
-                cache.files().closed(ino, convert::open_how(flags).write);
+            if !give(handle, how) {
+                cache.files().closed(ino, writes);
                 volume.release(opened.handle);
             }
         };

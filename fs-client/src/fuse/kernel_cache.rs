@@ -3,7 +3,7 @@
 //! # Changes of other clients
 //! An open shows all changes of mounts that have closed the file (close-to-open), a granted lock those that the holder before made, and attributes must
 //! not be newer than the bytes that are read behind them. So these are answered when the pages that another client may have changed are gone
-//! ([`KernelCache::when_good`]). Files that are open and have pages are also looked at each time when attributes would be asked for again (`watch`).
+//! ([`KernelCache::when_good`], [`KernelCache::tell`]). Files that are open and have pages are also looked at each time when attributes would be asked for again (`watch`).
 //!
 //! The kernel can do both itself: it drops the pages at an open (without `FOPEN_KEEP_CACHE`), and when attributes show another time of change
 //! (`FUSE_AUTO_INVAL_DATA`). But at an open it does so behind the answer, when the next opener was told already that pages are good. And it takes the
@@ -26,7 +26,8 @@
 //!
 //! # A length that comes before its bytes
 //! A direct write that makes a file longer may be done, and its bytes not be forgotten yet: the last page has zeros behind the old end. A thread that
-//! is told the new length then would have all others read them. So attributes are told when the direct writes that were under way have been answered
+//! is told the new length then would have all others read them. And no thread can read up to a length before the kernel has the answer to the write
+//! that made it. So attributes are told when the writes that were under way have been answered
 //! ([`Filling::until_passed`](super::filling::Filling::until_passed)).
 //!
 //! # Its thread
@@ -145,12 +146,7 @@ impl KernelCache {
 
     /// Has the kernel give the volume what programs have stored in pages through mappings. Waits for that, at most [`WRITE_BACK_LIMIT`].
     pub(super) fn write_back(&self, ino: INodeNo) {
-        let (done, is_done) = channel();
-        let range = Range::Bytes { offset: 0, len: 0 };
-        self.forget(ino, What::Written(range), move || {
-            let _ = done.send(());
-        });
-        let _ = is_done.recv_timeout(WRITE_BACK_LIMIT);
+        self.forget_within(ino, Range::Bytes { offset: 0, len: 0 }, WRITE_BACK_LIMIT);
     }
 
     /// Calls `then` when none of the bytes that a direct write has replaced is cached any more. `offset` is the place of the write.
@@ -174,13 +170,17 @@ impl KernelCache {
     pub(super) fn wrote(&self, ino: INodeNo, offset: u64, len: u32) {
         let end = offset.saturating_add(len.into());
         if self.files.may_be_replaced(ino, offset, end) {
-            let range = Range::Bytes { offset: offset.cast_signed(), len: len.into() };
-            let (done, is_done) = channel();
-            self.forget(ino, What::Written(range), move || {
-                let _ = done.send(());
-            });
-            let _ = is_done.recv_timeout(LOCKED);
+            self.forget_within(ino, Range::Bytes { offset: offset.cast_signed(), len: len.into() }, LOCKED);
         }
+    }
+
+    /// Waits until the bytes are forgotten, at most so long.
+    fn forget_within(&self, ino: INodeNo, range: Range, limit: Duration) {
+        let (done, is_done) = channel();
+        self.forget(ino, What::Written(range), move || {
+            let _ = done.send(());
+        });
+        let _ = is_done.recv_timeout(limit);
     }
 
     /// The queue is bounded: each thread that asks waits for one answer, but for files that are watched.

@@ -27,7 +27,7 @@ pub use locks::{GrantedLock, LockWaiter};
 pub(crate) use losses::LossesTold;
 pub use options::{MAX_CALLER_LANES, SessionOptions, lanes_bytes};
 pub(crate) use server_opens::{ServerOpen, ServerOpens};
-pub(crate) use unsynced::Life;
+pub(crate) use unsynced::{Life, Room, Unsynced};
 pub use unsynced::{UNSYNCED_BYTES_LEAST, UnsyncedChanges, unsynced_bytes};
 
 use crate::transport::{Away, Caller, FsError, LaneGuard, Link};
@@ -45,7 +45,6 @@ use recover::Recovered;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use unsynced::Unsynced;
 
 /// Whether the server is away, and the changes that depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

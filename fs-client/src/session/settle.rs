@@ -1,7 +1,7 @@
 //! Makes changes durable of which this mount can keep no copy: because the server that answered them was lost before they were noted, or because the
 //! bytes were never here.
 
-use super::unsynced::in_message;
+use super::unsynced::{Unsynced, in_message};
 use super::{ServerOpen, Session};
 use crate::transport::interrupt::Whole;
 use crate::transport::{Caller, DataBuffer, FsError};
@@ -45,21 +45,33 @@ impl Session {
         })
     }
 
-    /// A cut or an allocation was answered, and is noted. If a server was lost since `epoch`, before the request, the answer may be that one's, with a
+    /// Has a cut or an allocation noted that was answered. If a server was lost since `epoch`, before the request, the answer may be that one's, with a
     /// counter of its life: if this server is lost, too, it would seem overwritten by changes of this life. So it is made durable now. If that fails, it
     /// stays noted as it is.
-    pub(crate) fn settle_operation(&self, caller: &Caller, ino: InodeNo, epoch: u64) {
+    pub(crate) fn note_answered(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        epoch: u64,
+        note: impl FnOnce(&Unsynced),
+    ) {
+        note(&self.unsynced);
         if !self.recovered_since(epoch) {
             return;
         }
         let mark = self.unsynced.mark();
+        if self.sync_contents(caller, ino).is_ok() {
+            self.unsynced.synced(Some(ino), mark);
+        }
+    }
+
+    /// Syncs a file's contents. Returns the number of the session that answered.
+    fn sync_contents(&self, caller: &Caller, ino: InodeNo) -> Result<u64, FsError> {
         let sync = || Request::Sync(SyncScope::InodeContents(ino));
         let take = |reply: Reply<'_>| {
             if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
         };
-        if self.call(caller, sync, take).is_ok() {
-            self.unsynced.synced(Some(ino), mark);
-        }
+        self.call_noting_session(caller, sync, take).map(|((), synced_by)| synced_by)
     }
 
     /// Makes a server's change to a file durable of which this mount keeps no copy. `done` is the answer and the number of the session that it came
@@ -78,11 +90,7 @@ impl Session {
         let _whole = Whole::begin();
         loop {
             let mark = self.unsynced.mark();
-            let sync = || Request::Sync(SyncScope::InodeContents(ino));
-            let take = |reply: Reply<'_>| {
-                if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
-            };
-            let ((), synced_by) = self.call_noting_session(caller, sync, take)?;
+            let synced_by = self.sync_contents(caller, ino)?;
             let (answer, done_by) = done;
             if synced_by == done_by {
                 self.unsynced.synced(Some(ino), mark);

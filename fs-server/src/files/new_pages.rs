@@ -76,14 +76,7 @@ impl<'a> NewPages<'a> {
                 }
             };
             before = Some(pool);
-            placement.changes.push(PageChange {
-                file_page: part.page,
-                pool,
-                base,
-                offset_in_page: part.offset_in_page,
-                len: part.len,
-                offset_in_source: part.offset_in_request,
-            });
+            placement.changes.push(PageChange::of(part, pool, base));
         }
         Some(placement)
     }

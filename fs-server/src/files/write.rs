@@ -136,14 +136,7 @@ pub(super) fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<V
     divide(offset, len)
         .map(|part| {
             let (pool, piece) = state.table.get(part.page)?;
-            piece.has_bytes().then_some(PageChange {
-                file_page: part.page,
-                pool,
-                base: Base::Stored,
-                offset_in_page: part.offset_in_page,
-                len: part.len,
-                offset_in_source: part.offset_in_request,
-            })
+            piece.has_bytes().then(|| PageChange::of(part, pool, Base::Stored))
         })
         .collect()
 }
@@ -306,14 +299,7 @@ fn plan(state: &FileState, offset: u64, len: usize, new: &[Piece], converted: &[
                     (pool, Base::Stored)
                 }
             };
-            PageChange {
-                file_page: part.page,
-                pool,
-                base,
-                offset_in_page: part.offset_in_page,
-                len: part.len,
-                offset_in_source: part.offset_in_request,
-            }
+            PageChange::of(part, pool, base)
         })
         .collect()
 }

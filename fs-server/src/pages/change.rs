@@ -21,6 +21,7 @@ use super::{Pages, add};
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PoolPage};
+use cuttlefs_common::region::PagePart;
 use cuttlefs_common::status::Status;
 
 /// Most pages of one direct IO.
@@ -55,6 +56,18 @@ pub(crate) enum NewBytes<'a> {
 }
 
 impl PageChange {
+    /// The change of a part of a write.
+    pub(crate) fn of(part: PagePart, pool: PoolPage, base: Base) -> Self {
+        Self {
+            file_page: part.page,
+            pool,
+            base,
+            offset_in_page: part.offset_in_page,
+            len: part.len,
+            offset_in_source: part.offset_in_request,
+        }
+    }
+
     fn is_whole(&self) -> bool {
         self.len == PAGE_SIZE
     }
