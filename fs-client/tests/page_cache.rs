@@ -538,6 +538,44 @@ fn regression_a_length_that_another_mount_has_made_is_the_kernel_s_when_it_is_to
     writer.end();
 }
 
+/// The thread that is told a length may have to wait for a processor. If pages are forgotten meanwhile, the kernel does not take the length, and would
+/// read what it has up to the old one.
+#[test]
+fn regression_behind_a_shorter_length_there_is_nothing_to_read() {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    const LEN: usize = 4 << 20;
+    let Some((reader, writer)) = two(Duration::from_secs(1)) else {
+        return;
+    };
+    /// Ends the threads also if the test fails.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&is_over);
+        for _ in 0..4 {
+            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+        }
+        for round in 0..200 {
+            let name = format!("f{round}");
+            fs::write(reader.path(&name), vec![1; LEN]).expect("write");
+            let file = File::open(reader.path(&name)).expect("open");
+            let cut = OpenOptions::new().write(true).open(writer.path(&name)).expect("open");
+            cut.set_len(LEN as u64 / 2).expect("cut");
+            let told = statx(&file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE);
+            assert_eq!(told.expect("statx").stx_size, LEN as u64 / 2);
+            assert_eq!(file.read_at(&mut [0; 100], LEN as u64 / 2).expect("read"), 0, "round {round}");
+            fs::remove_file(reader.path(&name)).expect("remove");
+        }
+    });
+    reader.end();
+    writer.end();
+}
+
 /// A sparse copy asks where the data is.
 #[test]
 fn what_is_stored_through_a_mapping_is_data_before_it_is_written_back() {

@@ -25,7 +25,7 @@ SEED = 11
 
 def same(got, expected, what):
     if got != expected:
-        sys.exit(f"{what}: {len(got)} bytes that differ from the {len(expected)} that were expected")
+        sys.exit(f"{what}: {len(got)} bytes that differ from the {len(expected)} that were expected; they begin with {bytes(got[:16])!r}")
 
 
 def warm(fd):

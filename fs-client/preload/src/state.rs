@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static STATE: OnceLock<State> = OnceLock::new();
 
-/// Whether this process was forked from one with an engine, or in the middle of something (release; acquire).
+/// Whether this process was forked from one with an engine, or in the middle of something, or is about to end (release; acquire).
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Whether an engine was started, or is about to be (release; acquire).
@@ -67,6 +67,8 @@ pub(crate) fn end() {
         && let Some(_inside) = enter()
     {
         engine.end();
+        // What closes files later on must not be the last to have a session: its descriptors are none of the program's.
+        FORKED.store(true, Ordering::Release);
     }
 }
 
@@ -75,7 +77,7 @@ pub(crate) fn get() -> Option<&'static State> {
     STATE.get()
 }
 
-/// Whether this process was forked from one that was using this library: then nothing of an engine, and no lock, is touched.
+/// Whether this process was forked from one that was using this library, or has said good-bye to the servers: then nothing of an engine, and no lock, is touched.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Acquire)
 }

@@ -338,9 +338,9 @@ impl CachedFiles {
         }
     }
 
-    /// Whether the kernel may have another length than this one.
-    pub(super) fn has_other_size(&self, ino: INodeNo, size: u64) -> bool {
-        self.table.lock().files.get(&ino.0).is_none_or(|file| file.size != Some(size))
+    /// Whether the kernel has a shorter length than this one, as far as is known.
+    pub(super) fn has_shorter(&self, ino: INodeNo, size: u64) -> bool {
+        self.table.lock().files.get(&ino.0).is_some_and(|file| file.size.is_some_and(|has| has < size))
     }
 
     /// A write of this mount is done that ended there.
@@ -588,15 +588,15 @@ mod tests {
     fn the_kernel_s_length_is_known_from_what_it_was_told_and_from_writes() {
         let files = CachedFiles::default();
         files.takes_size(INO, 20);
-        assert!(files.has_other_size(INO, 20), "of files that are not open nothing is known");
+        assert!(!files.has_shorter(INO, 30), "of files that are not open nothing is known");
         files.opened(INO, true);
         files.wrote_up_to(INO, 10);
-        assert!(files.has_other_size(INO, 10), "nor by a write");
+        assert!(!files.has_shorter(INO, 30), "nor by a write");
         files.takes_size(INO, 20);
         files.wrote_up_to(INO, 10);
-        assert!(!files.has_other_size(INO, 20));
+        assert!(!files.has_shorter(INO, 20) && files.has_shorter(INO, 21));
         files.wrote_up_to(INO, 30);
-        assert!(files.has_other_size(INO, 20) && !files.has_other_size(INO, 30));
+        assert!(!files.has_shorter(INO, 30) && files.has_shorter(INO, 31));
         files.opened(INO, false);
         assert!(files.may_be_dirty(INO) && files.is_open(INO));
         files.closed(INO, true);

@@ -151,7 +151,9 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         self.lacking.told(attr);
         let attr = convert::to_file_attr(self.root, attr);
         let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
+        let files = self.cache.files().clone();
         self.hand_over(attr.ino, flags, opened, move |handle, how| {
+            files.takes_size(attr.ino, attr.size);
             reply.created(&lifetime, &attr, GENERATION, handle, how)
         });
     }

@@ -109,9 +109,10 @@ impl KernelCache {
 
     /// Tells attributes to the kernel by `answer`: with another client's change in them before `at` only when the pages of before are forgotten.
     ///
-    /// The kernel takes no answer when pages were forgotten meanwhile. A program would be told a length then that its mappings do not have. So if the
-    /// length is another one, or the kernel asks for a read of its own (`is_reading`), the pages are forgotten behind the answer; with another length
-    /// the kernel forgets them itself. If it is not known whether another client has changed the file, the kernel is told at once: whoever needs to
+    /// The kernel takes no answer when pages are forgotten before its thread has taken it, which may have to wait for a processor. A program would be told
+    /// a length then that its mappings do not have. So if the length is a longer one, or the kernel asks for a read of its own (`is_reading`), the pages
+    /// are forgotten behind the answer; with another length the kernel forgets them itself. With a shorter one it would read the old pages up to the
+    /// old length, if it does not take the answer: so they are gone before. If it is not known whether another client has changed the file, the kernel is told at once: whoever needs to
     /// know opens the file, or takes a lock.
     pub(super) fn tell(
         &self,
@@ -123,7 +124,7 @@ impl KernelCache {
     ) {
         // Who opens the file later asks then.
         let stale = at.filter(|at| self.files.is_open(ino) && self.files.look(ino, *at) == Look::Stale);
-        if stale.is_some() && !is_reading && !self.files.has_other_size(ino, size) {
+        if stale.is_some() && !is_reading && !self.files.has_shorter(ino, size) {
             return self.forget(ino, What::Older(stale), answer);
         }
         if stale.is_some() {

@@ -54,15 +54,28 @@ impl std::ops::Deref for AttachmentGuard {
 }
 
 /// The attachment of a session, once there is one.
+///
+/// An attachment of before is dropped by a thread of the session's, and never by the thread that looked at it last: that may be a program's, whose
+/// descriptors are others ("a descriptor table of its own" in the preload library), and the memory has descriptors to close.
 #[derive(Default)]
 pub(super) struct CurrentAttachment {
     /// Read by every one-sided read, on all cores at once: no reader writes to a shared cache line.
     current: ArcSwapOption<Attachment>,
-    /// Held for a change of `current`.
-    changing: Mutex<()>,
+    /// Those of before that may be looked at. Held for a change of `current`.
+    before: Mutex<Vec<Arc<Attachment>>>,
 }
 
 impl CurrentAttachment {
+    fn replace(&self, before: &mut Vec<Arc<Attachment>>, attachment: Attachment) {
+        before.extend(self.current.swap(Some(Arc::new(attachment))));
+        drop_unread(before);
+    }
+
+    /// Drops the attachments of before that nobody looks at any more. Called by a thread of the session's, from time to time.
+    pub(super) fn drop_unread(&self) {
+        drop_unread(&mut self.before.lock());
+    }
+
     /// A connection was attached, and maps `mapped`. `reads_tables`: the server's tables are read where they are not mapped and the
     /// server told where they are; gives where that is for this connection. What is known of the same session already stays.
     pub(super) fn attached(
@@ -71,33 +84,35 @@ impl CurrentAttachment {
         mapped: &[Arc<SharedMemory>],
         reads_tables: bool,
     ) -> Option<RemoteWindows> {
-        let _alone = self.changing.lock();
+        let mut before = self.before.lock();
         let told = RemoteWindows::told(&attached).filter(|_| reads_tables);
         let windows = Windows::mapped(mapped).or(told.map(|_| Windows::Remote));
         let known = self.current.load().as_ref().is_some_and(|known| {
             known.attached.session == attached.session && (known.windows.is_some() || windows.is_none())
         });
         if !known {
-            self.current.store(Some(Arc::new(Attachment {
-                attached,
-                initiator_translates: windows.is_some(),
-                windows,
-                counting: Arc::default(),
-            })));
+            let initiator_translates = windows.is_some();
+            let new = Attachment { attached, initiator_translates, windows, counting: Arc::default() };
+            self.replace(&mut before, new);
         }
         told
     }
 
     /// The connection that brought the windows is gone, so nobody may read them any more.
     pub(super) fn drop_windows(&self) {
-        let _alone = self.changing.lock();
-        if let Some(current) = self.current.load().as_ref()
-            && current.windows.is_some()
-        {
-            let without = Attachment { windows: None, ..current.as_ref().clone() };
-            self.current.store(Some(Arc::new(without)));
+        let mut before = self.before.lock();
+        let with_windows = self.current.load_full().filter(|current| current.windows.is_some());
+        if let Some(current) = with_windows {
+            let without = Attachment { windows: None, ..Attachment::clone(&current) };
+            drop(current);
+            self.replace(&mut before, without);
         }
     }
+}
+
+/// Nobody who looks for the attachment can find one of before, so one that is held here only stays so.
+fn drop_unread(before: &mut Vec<Arc<Attachment>>) {
+    before.retain(|attachment| Arc::strong_count(attachment) > 1);
 }
 
 impl Windows {

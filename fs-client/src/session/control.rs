@@ -66,6 +66,7 @@ fn run(weak: &Weak<Session>, mut tasks: Vec<Box<dyn Task>>) {
             let lease = session.attachment().map_or(UNKNOWN_LEASE_MS, |a| a.attached.lease_ms);
             next_heartbeat = Instant::now() + Duration::from_millis(u64::from(lease / 4).max(50));
         }
+        session.attachment.drop_unread();
         let mut until = next_heartbeat;
         for task in &mut tasks {
             match task.run(&session, &mut lane) {
