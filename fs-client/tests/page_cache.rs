@@ -558,7 +558,11 @@ fn regression_behind_a_shorter_length_there_is_nothing_to_read() {
     std::thread::scope(|scope| {
         let _ends = Ends(&is_over);
         for _ in 0..4 {
-            scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
         for round in 0..200 {
             let name = format!("f{round}");
