@@ -17,12 +17,11 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     pub(super) fn reply_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {
         match result {
             Ok(attr) => {
-                self.lacking.told(&attr);
                 if attr.ino == self.root {
                     self.root_attr.remember(attr);
                 }
                 self.cache.files().takes_size(convert::to_fuse_ino(self.root, attr.ino), attr.size);
-                reply.attr(&self.settings.attr_cache, &convert::to_file_attr(self.root, &attr));
+                self.attr(&attr, reply)();
             }
             Err(error) => reply.error(refused(&error)),
         }
@@ -32,15 +31,8 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     pub(super) fn reply_entry(&self, name: NameId, result: Result<Attr, FsError>, reply: ReplyEntry) {
         match result {
             Ok(attr) => {
-                self.lacking.told(&attr);
-                self.names.told(name, &attr);
                 self.cache.files().takes_size(convert::to_fuse_ino(self.root, attr.ino), attr.size);
-                reply.entry_with_ttls(
-                    &self.settings.attr_cache,
-                    &self.settings.entry_cache,
-                    &convert::to_file_attr(self.root, &attr),
-                    GENERATION,
-                );
+                self.entry(name, &attr, reply)();
             }
             Err(error) => reply.error(refused(&error)),
         }
@@ -57,11 +49,8 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         reply: ReplyAttr,
     ) {
         let Ok(attr) = result else { return self.reply_attr(result, reply) };
-        let at = At::of(&*self.volume, epoch, attr.change);
-        let ino = convert::to_fuse_ino(self.root, attr.ino);
-        self.lacking.told(&attr);
-        let (lifetime, told) = (self.settings.attr_cache, convert::to_file_attr(self.root, &attr));
-        self.cache.tell(ino, at, attr.size, is_reading, move || reply.attr(&lifetime, &told));
+        let answer = self.attr(&attr, reply);
+        self.tell(epoch, &attr, is_reading, answer);
     }
 
     /// As `tell_attr`, for an inode that was looked up.
@@ -73,14 +62,29 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         reply: ReplyEntry,
     ) {
         let Ok(attr) = result else { return self.reply_entry(name, result, reply) };
-        self.lacking.told(&attr);
-        self.names.told(name, &attr);
-        let (attr_cache, entry_cache) = (self.settings.attr_cache, self.settings.entry_cache);
-        let told = convert::to_file_attr(self.root, &attr);
+        let answer = self.entry(name, &attr, reply);
+        self.tell(epoch, &attr, false, answer);
+    }
+
+    fn tell(&self, epoch: u64, attr: &Attr, is_reading: bool, answer: impl FnOnce() + Send + 'static) {
         let at = At::of(&*self.volume, epoch, attr.change);
-        self.cache.tell(told.ino, at, attr.size, false, move || {
-            reply.entry_with_ttls(&attr_cache, &entry_cache, &told, GENERATION)
-        });
+        self.cache.tell(convert::to_fuse_ino(self.root, attr.ino), at, attr.size, is_reading, answer);
+    }
+
+    /// The answer with these attributes, which the kernel is going to be told.
+    fn attr(&self, attr: &Attr, reply: ReplyAttr) -> impl FnOnce() + Send + 'static + use<V> {
+        self.lacking.told(attr);
+        let (lifetime, told) = (self.settings.attr_cache, convert::to_file_attr(self.root, attr));
+        move || reply.attr(&lifetime, &told)
+    }
+
+    /// The answer with the inode that `name` means, which the kernel is going to be told.
+    fn entry(&self, name: NameId, attr: &Attr, reply: ReplyEntry) -> impl FnOnce() + Send + 'static + use<V> {
+        self.lacking.told(attr);
+        self.names.told(name, attr);
+        let (attr_cache, entry_cache) = (self.settings.attr_cache, self.settings.entry_cache);
+        let told = convert::to_file_attr(self.root, attr);
+        move || reply.entry_with_ttls(&attr_cache, &entry_cache, &told, GENERATION)
     }
 
     /// The attributes of an entry for readdirplus, and whether they are known. The kernel has one inode number for the name and for the attributes,

@@ -1,35 +1,21 @@
-//! What the kernel may have cached of each file: whether pages, and of which change of the file they are.
-//!
-//! # Of which change
-//! Every change of a file moves its change counter. The kernel's pages are *of* a counter if no other client has changed the file between that counter
-//! and now, as far as this mount has been told. This mount's own writes go into the pages, too, so they move the pages' counter along. When an open, a
-//! granted lock or attributes bring a counter that the pages are not of, another client has changed the file, and the pages must go
-//! ([`CachedFiles::look`]).
-//!
-//! * **Own changes are answered in any order.** A counter that is ahead is kept until those before it have come.
-//! * **A counter may be of an own change that is not answered yet.** Then nothing is known ([`Look::Unknown`]) until the own changes that were under way
-//!   have been answered. To call such pages stale would be worse than a needless READ: the kernel lets go of a written page before it sends the WRITE,
-//!   and whoever reads the page after it was dropped gets the bytes of before.
-//! * **Counters repeat** after a server has died with changes. So each comes with the epoch of the server: that of before the request, so that an answer
-//!   of the next server is never taken for one of the last.
-//!
-//! A page that is filled later may be of a later change. That the pages are of a counter is a lower bound.
-//!
-//! # Pages that come back
-//! The kernel copies the bytes of a write into a page, lets go of it, and sends the WRITE. If the page is forgotten in between, a READ may bring it back
-//! with the bytes of before, and it would stay. So the ranges that are read within [`PREEMPTED`] after pages were forgotten are kept, and a WRITE of such a range
-//! has it forgotten before it is answered ([`CachedFiles::may_be_replaced`]).
+//! What the kernel may have cached of each file: whether pages, of which change of the file they are (`age`), and whether they may have come back as they
+//! were before a write (`reread`).
 //!
 //! # Whether pages
 //! `kernel_cache` asks this for writes past the page cache. Only requests of the kernel bring pages, so a file has none until the first of them.
 //!
 //! # Bounds
-//! [`FILES_MAX`] files that are not open; those that are open have a bound at the server. [`AHEAD_MAX`] counters of a file, [`READ_MAX`] ranges.
+//! [`FILES_MAX`] files that are not open; those that are open have a bound at the server. `AHEAD_MAX` counters of a file, `RANGES_MAX` ranges.
+
+mod age;
+mod reread;
+
+pub(super) use age::{At, Look};
 
 use super::kernel::INodeNo;
-use crate::file::volume::Volume;
-use cuttlefs_common::ids::PAGE_SIZE;
+use age::Age;
 use parking_lot::{Condvar, Mutex};
+use reread::Reread;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,40 +25,8 @@ use std::time::{Duration, Instant};
 const QUIET_WRITES: u32 = 16;
 /// The most files that are remembered while they are not open. Beyond that all of them are forgotten here: a file that is not known may have pages.
 const FILES_MAX: usize = 65_536;
-/// The most counters of own changes that are ahead of the pages' counter. With more, the pages are of no counter.
-const AHEAD_MAX: usize = 64;
-
-/// The longest time between the kernel's copy of a write into its pages and the WRITE that is counted on: a program's thread waits for a processor.
-const PREEMPTED: Duration = Duration::from_secs(10);
 /// The longest time that is waited for own changes of a file: a copy within the server may take minutes. Then the pages are taken for stale.
 const SETTLED_LIMIT: Duration = Duration::from_millis(250);
-/// The most ranges of READs of a file that are kept. With more, all of it is taken for read.
-const READ_MAX: usize = 1024;
-
-/// A change of a file, by its counter and the epoch of the server that has counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct At {
-    pub(super) epoch: u64,
-    pub(super) change: u64,
-}
-
-impl At {
-    /// The change of this counter in an answer. `epoch` is the server's number before the request; `None` if another server has come since.
-    pub(super) fn of<V: Volume + ?Sized>(volume: &V, epoch: u64, change: u64) -> Option<Self> {
-        (volume.server_epoch() == epoch).then_some(Self { epoch, change })
-    }
-}
-
-/// What the kernel's pages are to somebody who was told a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
-    /// There are none, or no other client has changed the file since.
-    Good,
-    /// Another client may have changed the file.
-    Stale,
-    /// An own change that is not answered yet may have counted. Its number is below this one.
-    Unknown(u64),
-}
 
 /// The bytes to forget after a direct write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,32 +48,20 @@ struct File {
     writers: u32,
     /// The length that the kernel has, as far as it is known: of the last attributes that it has taken, and of writes since.
     size: Option<u64>,
-    /// The change that the pages are of; `None`: not known.
-    of: Option<At>,
-    /// Own changes behind it that others are missing before.
-    ahead: Vec<At>,
-    /// Own changes that are under way, by number.
-    under_way: Vec<u64>,
-    /// When pages were last forgotten.
-    last_forgotten: Option<Instant>,
-    /// The ranges that were read since then.
-    read: Vec<(u64, u64)>,
+    age: Age,
+    reread: Reread,
 }
 
 impl File {
     fn new(may_have_pages: bool) -> Self {
-        let fills = u64::from(may_have_pages);
         Self {
-            fills,
+            fills: u64::from(may_have_pages),
             quiet_writes: 0,
             opens: 0,
             writers: 0,
             size: None,
-            of: None,
-            ahead: Vec::new(),
-            under_way: Vec::new(),
-            last_forgotten: None,
-            read: Vec::new(),
+            age: Age::default(),
+            reread: Reread::default(),
         }
     }
 
@@ -128,69 +70,16 @@ impl File {
         self.quiet_writes = 0;
     }
 
-    /// Whether pages were forgotten a moment ago, so that one that is being written may come back as it was before.
-    fn is_racy(&self) -> bool {
-        self.last_forgotten.is_some_and(|at| at.elapsed() < PREEMPTED)
-    }
-
-    /// The pages of `[from, to)` are going to be forgotten. Returns whether any of them was read since pages were last forgotten.
-    fn drops(&mut self, from: u64, to: u64) -> bool {
-        let page = PAGE_SIZE as u64;
-        let (from, to) = (from / page * page, to.div_ceil(page).saturating_mul(page));
-        if !self.read.iter().any(|(first, end)| *first < to && from < *end) {
-            return false;
-        }
-        let rests = |(first, end): (u64, u64)| {
-            let parts = [(first, end.min(from)), (first.max(to), end)];
-            parts.into_iter().filter(|(first, end)| first < end)
-        };
-        self.read = self.read.drain(..).flat_map(rests).collect();
-        true
-    }
-
-    /// Whether the pages are known to be of this change or a later one.
-    fn has(&self, at: At) -> bool {
-        self.of.is_some_and(|of| of.epoch == at.epoch && at.change <= of.change)
-    }
-
     fn is_good(&mut self, at: At) -> bool {
-        if self.has(at) {
+        if self.age.has(at) {
             return true;
         }
         let has_none = self.fills == 0;
         if has_none {
             // Pages that come are of this or later.
-            self.are_of(at);
+            self.age.are_of(Some(at));
         }
         has_none
-    }
-
-    /// An own change was counted.
-    fn counted(&mut self, at: At) {
-        if self.has(at) {
-            return;
-        }
-        self.ahead.push(at);
-        self.move_along();
-        if self.ahead.len() > AHEAD_MAX {
-            self.ahead.clear();
-            self.of = None;
-        }
-    }
-
-    /// The pages are of this change now.
-    fn are_of(&mut self, at: At) {
-        self.of = Some(at);
-        self.ahead.retain(|ahead| ahead.epoch == at.epoch && ahead.change > at.change);
-        self.move_along();
-    }
-
-    fn move_along(&mut self) {
-        let Some(of) = &mut self.of else { return };
-        let next = |of: &At| At { change: of.change + 1, ..*of };
-        while let Some(place) = self.ahead.iter().position(|ahead| *ahead == next(of)) {
-            *of = self.ahead.swap_remove(place);
-        }
     }
 }
 
@@ -208,7 +97,7 @@ struct Table {
 impl Table {
     fn of(&mut self, ino: INodeNo) -> &mut File {
         if self.files.len() >= FILES_MAX && !self.files.contains_key(&ino.0) {
-            self.files.retain(|_, file| file.opens > 0 || !file.under_way.is_empty());
+            self.files.retain(|_, file| file.opens > 0 || !file.age.is_settled());
             self.forgot = true;
         }
         let forgot = self.forgot;
@@ -217,7 +106,7 @@ impl Table {
 
     /// Drops a file of which there is nothing to know.
     fn tidy(&mut self, ino: INodeNo) {
-        let is_idle = |file: &File| file.opens == 0 && file.fills == 0 && file.under_way.is_empty();
+        let is_idle = |file: &File| file.opens == 0 && file.fills == 0 && file.age.is_settled();
         if self.files.get(&ino.0).is_some_and(is_idle) {
             self.files.remove(&ino.0);
         }
@@ -243,22 +132,13 @@ impl CachedFiles {
         let mut table = self.table.lock();
         let file = table.of(ino);
         file.fills();
-        if file.is_racy() {
-            file.read.push((from, to));
-            if file.read.len() > READ_MAX {
-                let all = (0, u64::MAX);
-                file.read.clear();
-                file.read.push(all);
-            }
-        }
+        file.reread.reads(from, to);
     }
 
     /// Whether the pages of a write of `[from, to)` through the page cache may have the bytes of before: they were read since pages of the file were
     /// forgotten. Then the caller has them forgotten.
     pub(super) fn may_be_replaced(&self, ino: INodeNo, from: u64, to: u64) -> bool {
-        let mut table = self.table.lock();
-        let file = table.of(ino);
-        file.is_racy() && file.drops(from, to)
+        self.table.lock().of(ino).reread.may_have_replaced(from, to)
     }
 
     /// The range to forget after a direct write; `None` if nothing can be cached.
@@ -268,12 +148,7 @@ impl CachedFiles {
         if file.fills == 0 {
             return None;
         }
-        if file.is_racy() {
-            file.drops(offset, offset.saturating_add(len.into()));
-        } else {
-            file.read.clear();
-        }
-        file.last_forgotten = Some(Instant::now());
+        file.reread.forgets_range(offset, offset.saturating_add(len.into()));
         file.quiet_writes += 1;
         Some(if file.quiet_writes < QUIET_WRITES {
             Range::Bytes { offset: offset.cast_signed(), len: i64::from(len) }
@@ -286,9 +161,7 @@ impl CachedFiles {
     pub(super) fn forgets(&self, ino: INodeNo) -> u64 {
         let mut table = self.table.lock();
         let file = table.of(ino);
-        file.last_forgotten = Some(Instant::now());
-        // Those that are under way now are forgotten with the pages that are there.
-        file.read.clear();
+        file.reread.forgets();
         file.fills
     }
 
@@ -334,7 +207,7 @@ impl CachedFiles {
         if let Some(file) = self.table.lock().files.get_mut(&ino.0)
             && file.size.replace(size) != Some(size)
         {
-            file.read.clear();
+            file.reread.forgot();
         }
     }
 
@@ -362,7 +235,7 @@ impl CachedFiles {
         let mut table = self.table.lock();
         let number = table.changes;
         table.changes += 1;
-        table.of(ino).under_way.push(number);
+        table.of(ino).age.begins(number);
         OwnChange { files: self.clone(), ino, number }
     }
 
@@ -373,13 +246,7 @@ impl CachedFiles {
         let Some(file) = table.files.get_mut(&ino.0) else {
             return if forgot { Look::Stale } else { Look::Good };
         };
-        if file.is_good(at) {
-            Look::Good
-        } else if file.under_way.is_empty() || file.of.is_none_or(|of| of.epoch != at.epoch) {
-            Look::Stale
-        } else {
-            Look::Unknown(next)
-        }
+        if file.is_good(at) { Look::Good } else { file.age.without(at, next) }
     }
 
     /// Waits until the own changes with numbers below `before` have been answered, at most [`SETTLED_LIMIT`]. Returns whether the pages are good then; later
@@ -392,9 +259,8 @@ impl CachedFiles {
         let mut table = self.table.lock();
         let until = Instant::now() + limit;
         table.waiting += 1;
-        let is_under_way = |table: &Table| {
-            table.files.get(&ino.0).is_some_and(|file| file.under_way.iter().any(|number| *number < before))
-        };
+        let is_under_way =
+            |table: &Table| table.files.get(&ino.0).is_some_and(|file| file.age.awaits(before));
         while is_under_way(&table) && !self.answered.wait_until(&mut table, until).timed_out() {}
         table.waiting -= 1;
         table.of(ino).is_good(at)
@@ -402,12 +268,7 @@ impl CachedFiles {
 
     /// The pages of before were forgotten: those that are there are of this change or later. `None`: it is not known of which.
     pub(super) fn are_of(&self, ino: INodeNo, at: Option<At>) {
-        let mut table = self.table.lock();
-        let file = table.of(ino);
-        match at {
-            Some(at) => file.are_of(at),
-            None => file.of = None,
-        }
+        self.table.lock().of(ino).age.are_of(at);
     }
 }
 
@@ -424,7 +285,7 @@ impl OwnChange {
     /// The file is at this change by it. If that is not known, or never told, the pages are of no later change.
     pub(super) fn answered(self, at: Option<At>) {
         if let Some(at) = at {
-            self.files.table.lock().of(self.ino).counted(at);
+            self.files.table.lock().of(self.ino).age.counted(at);
         }
     }
 }
@@ -432,7 +293,7 @@ impl OwnChange {
 impl Drop for OwnChange {
     fn drop(&mut self) {
         let mut table = self.files.table.lock();
-        table.of(self.ino).under_way.retain(|number| *number != self.number);
+        table.of(self.ino).age.ends(self.number);
         table.tidy(self.ino);
         if table.waiting > 0 {
             self.files.answered.notify_all();
@@ -563,28 +424,6 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_were_read_after_others_were_forgotten_are_forgotten_once_more() {
-        let files = CachedFiles::default();
-        files.reads(INO, 0, 8192);
-        assert!(!files.may_be_replaced(INO, 0, 10), "nothing was forgotten: no page can have come back");
-        files.forgets(INO);
-        assert!(!files.may_be_replaced(INO, 0, 10), "and was not read since");
-        files.reads(INO, 4096, 12288);
-        assert!(!files.may_be_replaced(INO, 0, 4096) && !files.may_be_replaced(INO, 12288, 20000));
-        assert!(files.may_be_replaced(INO, 5000, 5010));
-        assert!(!files.may_be_replaced(INO, 4000, 8192), "the whole page was forgotten");
-        assert!(files.may_be_replaced(INO, 8192, 8193));
-        files.reads(INO, 0, 10);
-        files.forgets(INO);
-        assert!(!files.may_be_replaced(INO, 0, u64::MAX), "all was forgotten");
-        for page in 0..2 * READ_MAX as u64 {
-            files.reads(INO, page * 8192, page * 8192 + 4096);
-        }
-        assert!(files.table.lock().of(INO).read.len() <= READ_MAX);
-        assert!(files.may_be_replaced(INO, 0, 1) && files.may_be_replaced(INO, 5000, 5001));
-    }
-
-    #[test]
     fn the_kernel_s_length_is_known_from_what_it_was_told_and_from_writes() {
         let files = CachedFiles::default();
         files.takes_size(INO, 20);
@@ -606,19 +445,6 @@ mod tests {
             files.table.lock().files.is_empty(),
             "nothing is left of a file that is closed and has no pages"
         );
-    }
-
-    #[test]
-    fn few_counters_are_kept() {
-        let files = Arc::new(CachedFiles::default());
-        files.opened(INO, true);
-        files.look(INO, at(1));
-        files.fills(INO);
-        for change in 3..3 + 2 * AHEAD_MAX as u64 {
-            files.changes(INO).answered(Some(at(change)));
-        }
-        assert!(files.table.lock().of(INO).ahead.len() <= AHEAD_MAX);
-        assert_eq!(files.look(INO, at(2)), Look::Stale);
     }
 
     #[test]
@@ -690,7 +516,7 @@ mod tests {
             let mut under_way = Vec::new();
             for (begins, which) in steps {
                 // So many can wait for the first.
-                if begins && change < AHEAD_MAX as u64 {
+                if begins && change < age::AHEAD_MAX as u64 {
                     change += 1;
                     under_way.push((files.changes(INO), change));
                 } else if !under_way.is_empty() {
