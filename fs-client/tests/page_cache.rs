@@ -25,6 +25,30 @@ const CUTS: usize = 60;
 /// How long a test waits for an operation that it has started to reach the volume.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// More threads than there are processors, until this is dropped: what waits for one may have to wait for long.
+struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    fn new() -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        for _ in 0..4 {
+            let is_over = is_over.clone();
+            std::thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        Self(is_over)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -504,36 +528,47 @@ fn a_program_reads_what_it_has_written() {
     another.end();
 }
 
+/// The length of a file. The kernel asks for it now.
+fn asked_len(file: &File) -> u64 {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    statx(file, "", flags, StatxFlags::SIZE).expect("statx").stx_size
+}
+
 /// The kernel takes no attributes when pages were forgotten meanwhile: it would have the old length, and a mapping up to the told one would fault.
 #[test]
 fn regression_a_length_that_another_mount_has_made_is_the_kernel_s_when_it_is_told() {
-    let Some((reader, writer)) = two(Duration::from_millis(100)) else {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+    // No look at open files comes in between, which forgets pages, too.
+    let Some((reader, writer)) = two(Duration::from_secs(3600)) else {
         return;
     };
     fs::write(writer.path("f"), [1; 100]).expect("write");
     let file = File::open(reader.path("f")).expect("open");
-    let mut known = 100;
-    for round in 0..20u64 {
+    let mut known = asked_len(&file);
+    let log = OpenOptions::new().write(true).open(writer.path("f")).expect("open");
+    let _busy = Busy::new();
+    for round in 0..300 {
         // So that there are pages to forget.
         first_byte(&file);
-        let log = OpenOptions::new().write(true).open(writer.path("f")).expect("open");
         log.write_all_at(&[1; 5000], known).expect("write");
-        wait_for("the length shows", || file.metadata().expect("stat").len() > known);
-        let told = file.metadata().expect("stat").len();
-        use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-        let page = (told - 1) / PAGE as u64 * PAGE as u64;
+        known += 5000;
+        assert_eq!(asked_len(&file), known);
+        let page = (known - 1) / PAGE as u64 * PAGE as u64;
         // SAFETY: a fresh mapping of a file that nobody makes shorter, read within its length.
         let byte = unsafe {
             let map = mmap(std::ptr::null_mut(), PAGE, ProtFlags::READ, MapFlags::SHARED, &file, page)
                 .expect("mmap");
-            let byte = map.cast::<u8>().add(((told - 1) % PAGE as u64) as usize).read_volatile();
+            madvise(map, PAGE, Advice::LinuxPopulateRead).unwrap_or_else(|error| {
+                panic!("round {round}: a read of the mapping would have been a fault: {error}")
+            });
+            let byte = map.cast::<u8>().add(((known - 1) % PAGE as u64) as usize).read_volatile();
             munmap(map, PAGE).expect("munmap");
             byte
         };
-        assert_eq!(byte, 1, "round {round}: a fault would have ended the test");
-        known += 5000;
+        assert_eq!(byte, 1, "round {round}");
     }
-    drop(file);
+    drop((file, log));
     reader.end();
     writer.end();
 }
@@ -542,40 +577,21 @@ fn regression_a_length_that_another_mount_has_made_is_the_kernel_s_when_it_is_to
 /// read what it has up to the old one.
 #[test]
 fn regression_behind_a_shorter_length_there_is_nothing_to_read() {
-    use rustix::fs::{AtFlags, StatxFlags, statx};
     const LEN: usize = 4 << 20;
     let Some((reader, writer)) = two(Duration::from_secs(1)) else {
         return;
     };
-    /// Ends the threads also if the test fails.
-    struct Ends<'a>(&'a AtomicBool);
-    impl Drop for Ends<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
+    let _busy = Busy::new();
+    for round in 0..200 {
+        let name = format!("f{round}");
+        fs::write(reader.path(&name), vec![1; LEN]).expect("write");
+        let file = File::open(reader.path(&name)).expect("open");
+        let cut = OpenOptions::new().write(true).open(writer.path(&name)).expect("open");
+        cut.set_len(LEN as u64 / 2).expect("cut");
+        assert_eq!(asked_len(&file), LEN as u64 / 2);
+        assert_eq!(file.read_at(&mut [0; 100], LEN as u64 / 2).expect("read"), 0, "round {round}");
+        fs::remove_file(reader.path(&name)).expect("remove");
     }
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let _ends = Ends(&is_over);
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        for round in 0..200 {
-            let name = format!("f{round}");
-            fs::write(reader.path(&name), vec![1; LEN]).expect("write");
-            let file = File::open(reader.path(&name)).expect("open");
-            let cut = OpenOptions::new().write(true).open(writer.path(&name)).expect("open");
-            cut.set_len(LEN as u64 / 2).expect("cut");
-            let told = statx(&file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE);
-            assert_eq!(told.expect("statx").stx_size, LEN as u64 / 2);
-            assert_eq!(file.read_at(&mut [0; 100], LEN as u64 / 2).expect("read"), 0, "round {round}");
-            fs::remove_file(reader.path(&name)).expect("remove");
-        }
-    });
     reader.end();
     writer.end();
 }

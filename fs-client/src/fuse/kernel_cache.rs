@@ -109,11 +109,14 @@ impl KernelCache {
 
     /// Tells attributes to the kernel by `answer`: with another client's change in them before `at` only when the pages of before are forgotten.
     ///
-    /// The kernel takes no answer when pages are forgotten before its thread has taken it, which may have to wait for a processor. A program would be told
-    /// a length then that its mappings do not have. So if the length is a longer one, or the kernel asks for a read of its own (`is_reading`), the pages
-    /// are forgotten behind the answer; with another length the kernel forgets them itself. With a shorter one it would read the old pages up to the
-    /// old length, if it does not take the answer: so they are gone before. If it is not known whether another client has changed the file, the kernel is told at once: whoever needs to
-    /// know opens the file, or takes a lock.
+    /// The kernel takes no answer when pages are forgotten before its thread has taken it, and that thread may have to wait for a processor. So:
+    ///
+    /// * **A longer length** comes first, and the kernel itself forgets all pages when it takes the length. Else a program would be told a length that its
+    ///   mappings do not have. If the kernel does not take it after all, the next look at open files has the pages forgotten (`watch`).
+    /// * **Behind a shorter one, or the same,** the pages are gone before the answer: the kernel would read them up to the old length.
+    /// * **If the kernel asks for the sake of a read** (`is_reading`), the pages are forgotten behind the answer, which the read needs.
+    ///
+    /// If it is not known whether another client has changed the file, the kernel is told at once: whoever needs to know opens the file, or takes a lock.
     pub(super) fn tell(
         &self,
         ino: INodeNo,
@@ -124,7 +127,8 @@ impl KernelCache {
     ) {
         // Who opens the file later asks then.
         let stale = at.filter(|at| self.files.is_open(ino) && self.files.look(ino, *at) == Look::Stale);
-        if stale.is_some() && !is_reading && !self.files.has_shorter(ino, size) {
+        let grows = self.files.has_shorter(ino, size);
+        if stale.is_some() && !is_reading && !grows {
             return self.forget(ino, What::Older(stale), answer);
         }
         if stale.is_some() {
@@ -133,7 +137,7 @@ impl KernelCache {
         }
         self.files.takes_size(ino, size);
         answer();
-        if stale.is_some() {
+        if stale.is_some() && !grows {
             self.forget(ino, What::Older(stale), || ());
         }
     }
