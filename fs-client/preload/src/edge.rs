@@ -1,10 +1,11 @@
 //! The functions of the C library that are replaced. Each asks [`reader`], and calls the function behind it for what is left.
 //!
-//! A panic of these functions ends the process: they are `extern "C"`.
+//! A panic of these functions ends the process: the hook says so. They are `extern "C-unwind"`, because threads may be cancelled in the functions
+//! behind them (`kernel`).
 
 use crate::descriptor::{self, Regular};
 use crate::kernel;
-use crate::reader::{self, From};
+use crate::reader::{self, From, Taken};
 use crate::state::{self, State};
 use cuttlefs_client::native::{File, NativeError};
 use cuttlefs_client::preload::Count;
@@ -35,38 +36,37 @@ extern "C" fn end() {
 ///
 /// # Safety
 /// The program has given `count` bytes at `buffer` to be written, as for read(2).
-unsafe fn into_buffer(fd: c_int, from: From, buffer: *mut c_void, count: size_t) -> Option<ssize_t> {
+unsafe fn into_buffer(fd: c_int, from: From, buffer: *mut c_void, count: size_t) -> Taken {
     // To the kernel: it tells of bad addresses by EFAULT.
     if buffer.is_null() || state::get().is_none() {
-        return None;
+        return Taken::Left;
     }
+    kernel::cancellation_point();
     let count = count.min(READ_MAX);
     let fill = |file: &File, at: u64, len: usize| {
         // SAFETY: `len` is at most `count`, and the caller has given so many bytes. They are written only.
         let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), len) };
         file.read_at(at, out)
     };
-    kernel::keeping_errno(|| reader::read(fd, from, count, fill)).map(|got| got as ssize_t)
+    kernel::keeping_errno(|| reader::read(fd, from, count, fill))
 }
 
 /// Reads into several buffers of the program's.
 ///
 /// # Safety
 /// The program has given `count` parts, each with its bytes to be written, as for readv(2).
-unsafe fn into_parts(fd: c_int, from: From, parts: *const iovec, count: c_int) -> Option<ssize_t> {
-    let count = usize::try_from(count).ok().filter(|count| (1..=PARTS_MAX).contains(count))?;
-    if parts.is_null() || state::get().is_none() {
-        return None;
-    }
+unsafe fn into_parts(fd: c_int, from: From, parts: *const iovec, count: c_int) -> Taken {
+    let count = usize::try_from(count).ok().filter(|count| (1..=PARTS_MAX).contains(count));
+    let Some(count) = count.filter(|_| !parts.is_null() && state::get().is_some()) else {
+        return Taken::Left;
+    };
+    kernel::cancellation_point();
     // SAFETY: the caller has given so many parts.
     let parts = unsafe { std::slice::from_raw_parts(parts, count) };
-    let mut total = 0usize;
-    for part in parts {
-        total = total.checked_add(part.iov_len).filter(|total| *total <= READ_MAX)?;
-        if part.iov_len > 0 && part.iov_base.is_null() {
-            return None;
-        }
-    }
+    let is_bad = |part: &iovec| part.iov_len > 0 && part.iov_base.is_null();
+    let add = |total: usize, part: &iovec| total.checked_add(part.iov_len).filter(|_| !is_bad(part));
+    let total = parts.iter().try_fold(0, add).filter(|total| *total <= READ_MAX);
+    let Some(total) = total else { return Taken::Left };
     let fill = |file: &File, at: u64, len: usize| -> Result<usize, NativeError> {
         let mut done = 0;
         for part in parts.iter().filter(|part| part.iov_len > 0) {
@@ -84,44 +84,86 @@ unsafe fn into_parts(fd: c_int, from: From, parts: *const iovec, count: c_int) -
         }
         Ok(done)
     };
-    kernel::keeping_errno(|| reader::read(fd, from, total, fill)).map(|got| got as ssize_t)
+    kernel::keeping_errno(|| reader::read(fd, from, total, fill))
+}
+
+/// The result of a read: what was taken, or what the kernel does, by `whole` or at the place that was claimed by `at_place`.
+fn result(
+    fd: c_int,
+    taken: Taken,
+    whole: impl FnOnce() -> ssize_t,
+    at_place: impl FnOnce(size_t, off_t) -> ssize_t,
+) -> ssize_t {
+    match taken {
+        Taken::Got(got) => got as ssize_t,
+        Taken::Left => whole(),
+        Taken::Claimed { at, len } => {
+            let got = at_place(len, at as off_t);
+            let missing = len as i64 - got.max(0) as i64;
+            if missing > 0 {
+                // It fails only if the program has closed the descriptor meanwhile.
+                kernel::keeping_errno(|| descriptor::move_by(fd, -missing));
+            }
+            got
+        }
+    }
 }
 
 /// # Safety
 /// As read(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's.
-    unsafe { into_buffer(fd, From::Offset, buffer, count).unwrap_or_else(|| kernel::read(fd, buffer, count)) }
+    let taken = unsafe { into_buffer(fd, From::Offset, buffer, count) };
+    // SAFETY: the caller's; what is claimed is no longer than `count`.
+    let whole = || unsafe { kernel::read(fd, buffer, count) };
+    // SAFETY: as above.
+    result(fd, taken, whole, |len, at| unsafe { kernel::pread(fd, buffer, len, at) })
 }
 
 /// # Safety
 /// As read(2); `room` is the length of the buffer, as the compiler knows it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_t, room: size_t) -> ssize_t {
-    // The C library ends a program that reads more than it has room for.
-    // SAFETY: the caller's.
-    unsafe {
-        let taken = if count > room { None } else { into_buffer(fd, From::Offset, buffer, count) };
-        taken.unwrap_or_else(|| kernel::read_chk(fd, buffer, count, room))
+pub unsafe extern "C-unwind" fn __read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    room: size_t,
+) -> ssize_t {
+    if count > room {
+        // The C library ends a program that reads more than it has room for.
+        // SAFETY: the caller's.
+        return unsafe { kernel::read_chk(fd, buffer, count, room) };
     }
+    // SAFETY: the caller's.
+    unsafe { read(fd, buffer, count) }
 }
 
 /// # Safety
 /// As pread(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pread64(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn pread64(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    offset: off_t,
+) -> ssize_t {
     // SAFETY: the caller's.
-    unsafe {
-        into_buffer(fd, From::Place(offset), buffer, count)
-            .unwrap_or_else(|| kernel::pread(fd, buffer, count, offset))
-    }
+    let taken = unsafe { into_buffer(fd, From::Place(offset), buffer, count) };
+    // SAFETY: the caller's.
+    let whole = || unsafe { kernel::pread(fd, buffer, count, offset) };
+    result(fd, taken, whole, |_, _| whole())
 }
 
 /// # Safety
 /// As pread(2). On machines with 64-bit words it is `pread64`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pread(fd: c_int, buffer: *mut c_void, count: size_t, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn pread(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    offset: off_t,
+) -> ssize_t {
     // SAFETY: the caller's.
     unsafe { pread64(fd, buffer, count, offset) }
 }
@@ -129,24 +171,25 @@ pub unsafe extern "C" fn pread(fd: c_int, buffer: *mut c_void, count: size_t, of
 /// # Safety
 /// As `__read_chk`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __pread64_chk(
+pub unsafe extern "C-unwind" fn __pread64_chk(
     fd: c_int,
     buffer: *mut c_void,
     count: size_t,
     offset: off_t,
     room: size_t,
 ) -> ssize_t {
-    // SAFETY: the caller's.
-    unsafe {
-        let taken = if count > room { None } else { into_buffer(fd, From::Place(offset), buffer, count) };
-        taken.unwrap_or_else(|| kernel::pread_chk(fd, buffer, count, offset, room))
+    if count > room {
+        // SAFETY: the caller's.
+        return unsafe { kernel::pread_chk(fd, buffer, count, offset, room) };
     }
+    // SAFETY: the caller's.
+    unsafe { pread64(fd, buffer, count, offset) }
 }
 
 /// # Safety
 /// As `__pread64_chk`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __pread_chk(
+pub unsafe extern "C-unwind" fn __pread_chk(
     fd: c_int,
     buffer: *mut c_void,
     count: size_t,
@@ -160,26 +203,40 @@ pub unsafe extern "C" fn __pread_chk(
 /// # Safety
 /// As readv(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the caller's.
-    unsafe { into_parts(fd, From::Offset, parts, count).unwrap_or_else(|| kernel::readv(fd, parts, count)) }
+    let taken = unsafe { into_parts(fd, From::Offset, parts, count) };
+    // SAFETY: the caller's; what is claimed is all parts.
+    let whole = || unsafe { kernel::readv(fd, parts, count) };
+    // SAFETY: as above.
+    result(fd, taken, whole, |_, at| unsafe { kernel::preadv(fd, parts, count, at) })
 }
 
 /// # Safety
 /// As preadv(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv64(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn preadv64(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
     // SAFETY: the caller's.
-    unsafe {
-        into_parts(fd, From::Place(offset), parts, count)
-            .unwrap_or_else(|| kernel::preadv(fd, parts, count, offset))
-    }
+    let taken = unsafe { into_parts(fd, From::Place(offset), parts, count) };
+    // SAFETY: the caller's.
+    let whole = || unsafe { kernel::preadv(fd, parts, count, offset) };
+    result(fd, taken, whole, |_, _| whole())
 }
 
 /// # Safety
 /// As preadv(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn preadv(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
     // SAFETY: the caller's.
     unsafe { preadv64(fd, parts, count, offset) }
 }
@@ -202,7 +259,7 @@ fn note_write(fd: c_int) {
 /// # Safety
 /// As write(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     note_write(fd);
     // SAFETY: the caller's.
     unsafe { kernel::write(fd, buffer, count) }
@@ -211,7 +268,12 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
 /// # Safety
 /// As pwrite(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwrite64(fd: c_int, buffer: *const c_void, count: size_t, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn pwrite64(
+    fd: c_int,
+    buffer: *const c_void,
+    count: size_t,
+    offset: off_t,
+) -> ssize_t {
     note_write(fd);
     // SAFETY: the caller's.
     unsafe { kernel::pwrite(fd, buffer, count, offset) }
@@ -220,7 +282,12 @@ pub unsafe extern "C" fn pwrite64(fd: c_int, buffer: *const c_void, count: size_
 /// # Safety
 /// As pwrite(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwrite(fd: c_int, buffer: *const c_void, count: size_t, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn pwrite(
+    fd: c_int,
+    buffer: *const c_void,
+    count: size_t,
+    offset: off_t,
+) -> ssize_t {
     // SAFETY: the caller's.
     unsafe { pwrite64(fd, buffer, count, offset) }
 }
@@ -228,7 +295,7 @@ pub unsafe extern "C" fn pwrite(fd: c_int, buffer: *const c_void, count: size_t,
 /// # Safety
 /// As writev(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     note_write(fd);
     // SAFETY: the caller's.
     unsafe { kernel::writev(fd, parts, count) }
@@ -237,7 +304,12 @@ pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) ->
 /// # Safety
 /// As pwritev(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev64(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn pwritev64(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
     note_write(fd);
     // SAFETY: the caller's.
     unsafe { kernel::pwritev(fd, parts, count, offset) }
@@ -246,7 +318,12 @@ pub unsafe extern "C" fn pwritev64(fd: c_int, parts: *const iovec, count: c_int,
 /// # Safety
 /// As pwritev(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn pwritev(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
     // SAFETY: the caller's.
     unsafe { pwritev64(fd, parts, count, offset) }
 }
@@ -270,7 +347,7 @@ fn note_map(fd: c_int, protection: c_int, flags: c_int) {
 /// # Safety
 /// As mmap(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
+pub unsafe extern "C-unwind" fn mmap64(
     address: *mut c_void,
     len: size_t,
     protection: c_int,
@@ -288,7 +365,7 @@ pub unsafe extern "C" fn mmap64(
 /// # Safety
 /// As mmap(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap(
+pub unsafe extern "C-unwind" fn mmap(
     address: *mut c_void,
     len: size_t,
     protection: c_int,
@@ -303,7 +380,7 @@ pub unsafe extern "C" fn mmap(
 /// # Safety
 /// As close(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if state::get().is_some_and(|state| !state.files.is_empty()) && !state::is_forked() {
         kernel::keeping_errno(|| {
             if let Some((state, found)) = ours(fd)

@@ -1,4 +1,7 @@
-//! The C library's functions behind the replaced ones.
+//! The C library's functions behind the replaced ones, and what else the library asks of the kernel for the calling thread.
+//!
+//! Threads may be cancelled in these functions (pthread_cancel(3)): the C library unwinds their stacks then, through our frames, which have nothing to drop.
+//! So they, and what calls them, are `C-unwind`.
 
 use libc::{c_int, c_void, iovec, off_t, size_t, ssize_t};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -42,7 +45,7 @@ macro_rules! next {
                     return -1i8 as $result;
                 }
                 // SAFETY: the C library's function of this name has this type.
-                let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(address) };
+                let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(address) };
                 // SAFETY: the caller's.
                 unsafe { function($($arg),*) }
             }
@@ -96,4 +99,44 @@ pub(crate) fn keeping_errno<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: as above.
     unsafe { *errno = before };
     result
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+/// Ends the calling thread if somebody has asked for that, as a read does.
+pub(crate) fn cancellation_point() {
+    // SAFETY: no frame of ours has anything to drop, if the thread is unwound.
+    unsafe { pthread_testcancel() }
+}
+
+/// A set of signals, as the kernel has it: a bit each.
+#[derive(Clone, Copy)]
+pub(crate) struct Signals(u64);
+
+/// Blocks the calling thread's signals. Returns those that were blocked before. Not what the thread's own instructions raise: it would end the program.
+/// Nor the C library's own signal by which all threads change their user: the thread that changes it would wait.
+pub(crate) fn block_signals() -> Signals {
+    const SIGSETXID: i32 = 33;
+    const RUN: [i32; 7] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, SIGSETXID];
+    let blocked = RUN.iter().fold(u64::MAX, |all, signal| all & !(1 << (signal - 1)));
+    let mut before = 0;
+    // Not by the C library: it leaves out the signal by which threads are cancelled.
+    // SAFETY: both sets are this function's own, and have the kernel's eight bytes.
+    unsafe {
+        let (how, set, old) = (libc::SIG_BLOCK, &raw const blocked, &raw mut before);
+        libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, size_of::<u64>());
+    }
+    Signals(before)
+}
+
+/// Blocks these signals and no others. Handlers of those that came meanwhile run now.
+pub(crate) fn unblock(before: Signals) {
+    // SAFETY: the kernel reads eight bytes.
+    unsafe {
+        let (how, set, old) = (libc::SIG_SETMASK, &raw const before.0, std::ptr::null_mut::<u64>());
+        libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, size_of::<u64>());
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::engine::Engine;
 use crate::files::Files;
-use crate::kernel;
+use crate::kernel::{self, Signals};
 use crate::maps::Mapped;
 use cuttlefs_client::preload::{Count, Counts, PLAN_VARIABLE, Plan};
 use std::cell::Cell;
@@ -18,7 +18,7 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Whether the thread is in this library: a signal handler that calls in again finds it set. Threads of the library's own have it set for good.
+    /// Whether the thread is in this library: a handler of a fault (SIGSEGV) that calls in again finds it set. Threads of the library's own have it set for good.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -31,12 +31,15 @@ pub(crate) struct State {
     engine: OnceLock<Option<Engine>>,
 }
 
-/// While it lives, the thread is in this library.
-pub(crate) struct Inside(());
+/// While it lives, the thread is in this library, and no handler of a signal runs: it could leave by siglongjmp(3), with locks held for ever.
+pub(crate) struct Inside {
+    signals: Signals,
+}
 
 impl Drop for Inside {
     fn drop(&mut self) {
         INSIDE.set(false);
+        kernel::unblock(self.signals);
     }
 }
 
@@ -93,7 +96,17 @@ extern "C" fn forked() {
 
 /// Enters the library; `None` if the thread is in it.
 pub(crate) fn enter() -> Option<Inside> {
-    (!INSIDE.replace(true)).then_some(Inside(()))
+    if is_inside() {
+        return None;
+    }
+    let signals = kernel::block_signals();
+    INSIDE.set(true);
+    Some(Inside { signals })
+}
+
+/// Whether the thread is in the library, or one of its own.
+pub(crate) fn is_inside() -> bool {
+    INSIDE.get()
 }
 
 /// The calling thread is one of the library's own.
