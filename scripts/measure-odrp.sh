@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes docs/odrp/: figures of the ODRP paper's evaluation (7 to 12), measured here, as tables and plots. Figures that are named are made anew, others stay.
-# Takes some five minutes with five rounds. The machine should do nothing else.
+# Takes some seven minutes with five rounds. The machine should do nothing else.
 # usage: measure-odrp.sh [--seconds N] [--rounds N] [--quick] [FIGURE...]     7 to 12, unix (Figure 10 over a Unix socket)
 source "$(dirname "$0")/env.sh"
 source "$(dirname "$0")/figures.sh"

@@ -195,16 +195,23 @@ impl SoftCq {
     fn pump(&self) {
         let attached = self.attached();
         self.pump_rings(&attached);
-        match attached.socket_count {
-            0 => {
-                // Rings cannot tell that a peer died; its socket does.
-                let pumps = self.pumps.fetch_add(1, Ordering::Relaxed);
-                if pumps % PUMPS_PER_EVENT_CHECK == PUMPS_PER_EVENT_CHECK - 1 {
-                    self.take_events(Duration::ZERO);
-                }
-            }
-            1 if attached.ring_count == 0 => attached.pumped.iter().for_each(|pumped| pumped.pump_socket()),
-            // One system call asks all of them.
+        if attached.socket_count > 0 {
+            return self.pump_sockets(&attached);
+        }
+        // Rings cannot tell that a peer died; its socket does.
+        let pumps = self.pumps.fetch_add(1, Ordering::Relaxed);
+        if pumps % PUMPS_PER_EVENT_CHECK == PUMPS_PER_EVENT_CHECK - 1 {
+            self.take_events(Duration::ZERO);
+        }
+    }
+
+    /// Moves what has come over sockets, with one system call if nothing has.
+    fn pump_sockets(&self, attached: &Attached) {
+        match (attached.socket_count, &attached.pumped[..]) {
+            (0, _) => {}
+            // Its own read tells whether something has come.
+            (_, [only]) => only.pump_socket(),
+            // Epoll asks all of them, and what it costs does not depend on how many there are.
             _ => self.take_events(Duration::ZERO),
         }
     }
@@ -260,17 +267,14 @@ impl SoftCq {
         self.entries.lock().is_empty()
     }
 
-    /// Spins over the only queue pair's rings or socket until the budget or the time is used up; true if a completion came. With
-    /// several, a turn would cost more than it can save.
+    /// Spins until the budget or the time is used up; true if a completion came.
     fn spin(&self, attached: &Attached, start: Instant, timeout: Duration) -> bool {
         let mut now = start;
-        while attached.pumped.len() == 1 && now - start < self.budget.spin(now).min(timeout) {
+        while attached.is_spun_over() && now - start < self.budget.spin(now).min(timeout) {
             self.budget.pause();
             now = Instant::now();
             self.pump_rings(attached);
-            if attached.socket_count > 0 {
-                attached.pumped[0].pump_socket();
-            }
+            self.pump_sockets(attached);
             if !self.is_empty() {
                 return true;
             }
@@ -283,6 +287,12 @@ impl Attached {
     fn of(pumped: Vec<Arc<dyn Pumped>>) -> Self {
         let ring_count = pumped.iter().filter(|pumped| pumped.has_rings()).count();
         Self { ring_count, socket_count: pumped.len() - ring_count, pumped }
+    }
+
+    /// Whether a thread that waits spins before it sleeps: over one queue pair, or over any number of sockets. Each turn would look at each of several
+    /// rings, which are a server's, one for each client.
+    fn is_spun_over(&self) -> bool {
+        self.pumped.len() == 1 || (self.ring_count == 0 && self.socket_count > 0)
     }
 }
 
@@ -353,3 +363,6 @@ impl CompletionQueue for SoftCq {
         self.pump_rings(&self.attached());
     }
 }
+
+#[cfg(test)]
+mod tests;
