@@ -17,7 +17,7 @@
 //! A page that has no frame has entry frame 0: who reads it gets the signature, and what is written to it goes to the black hole. A zeroed table is a
 //! valid one: no page has a frame. So making the memory touches none of it.
 //!
-//! [`translated`] has how RNICs copy.
+//! `translated` has how RNICs copy.
 //!
 //! # Ordering
 //! An RNIC that writes puts the pages into its slot, *then* loads their entries; the owner hides a page in its entry, *then* looks at the slots; both have
@@ -34,7 +34,7 @@
 //! # Failure
 //! Peers that map the table (over `shm`) are trusted, but nothing they put there leads out of the memory: frames are checked at each use, and the
 //! owner keeps its own record of which page has which frame. A peer that stops in the middle of a WRITE keeps the pages of that copy where they are, at
-//! most [`translated::WRITE_BATCH`], and no others.
+//! most `translated::WRITE_BATCH`, and no others.
 
 pub mod translated;
 

@@ -10,7 +10,7 @@
 //! waits for the end of what is announced ("Ordering" in the module above).
 //!
 //! # Bounds
-//! A READ looks at up to [`READ_BATCH`] pages before it looks at the first again, a WRITE announces up to [`WRITE_BATCH`]: an owner waits for no more. Pages
+//! A READ looks at up to `READ_BATCH` pages before it looks at the first again, a WRITE announces up to [`WRITE_BATCH`]: an owner waits for no more. Pages
 //! that are side by side in the frames, too, are one copy.
 
 use super::{
