@@ -260,16 +260,16 @@ impl SoftCq {
         self.entries.lock().is_empty()
     }
 
-    /// Spins over the only queue pair's rings or socket until the budget or the time is used up; true if a completion came. With
-    /// several, a turn would cost more than it can save.
+    /// Spins until the budget or the time is used up, over the only queue pair's rings or socket, or over the completions that other threads make if all
+    /// queue pairs are theirs; true if a completion came. With several, a turn would cost more than it can save.
     fn spin(&self, attached: &Attached, start: Instant, timeout: Duration) -> bool {
         let mut now = start;
-        while attached.pumped.len() == 1 && now - start < self.budget.spin(now).min(timeout) {
+        while attached.pumped.len() <= 1 && now - start < self.budget.spin(now).min(timeout) {
             self.budget.pause();
             now = Instant::now();
             self.pump_rings(attached);
-            if attached.socket_count > 0 {
-                attached.pumped[0].pump_socket();
+            if let (Some(only), 1..) = (attached.pumped.first(), attached.socket_count) {
+                only.pump_socket();
             }
             if !self.is_empty() {
                 return true;
