@@ -375,6 +375,22 @@ impl SharedMemory {
         self.atomic_u64(offset).store(value, order);
     }
 
+    /// Stores a `u64`, and fences: of two threads that store so and then load what the other has stored, one finds the other's (Dekker). Asserts as
+    /// `atomic_u64` does.
+    pub fn store_u64_fenced(&self, offset: usize, value: u64) {
+        // On this processor an exchange is a fence, and costs less than a store with an `mfence` behind it.
+        #[cfg(all(target_arch = "x86_64", not(feature = "model-check")))]
+        {
+            self.atomic_u64(offset).swap(value, Ordering::SeqCst);
+            std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(feature = "model-check"))))]
+        {
+            self.store_u64(offset, value, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
     /// Stores a `u64` and returns the one before. Asserts as `atomic_u64` does.
     pub fn swap_u64(&self, offset: usize, value: u64) -> u64 {
         #[cfg(feature = "model-check")]

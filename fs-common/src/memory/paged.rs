@@ -2,10 +2,10 @@
 //! NP-RDMA (sections 3.1 and 4.2), in software.
 //!
 //! Owns two memories. *Frames* hold pages' bytes; frame 0 is the signature page, frame 1 the black hole, the others hold pages. The *table* has an
-//! entry for each page, which says in which frame it is, and a word for each copy that is under way:
+//! entry for each page, which says in which frame it is, and a word for each WRITE that is under way:
 //!
 //! ```text
-//! 0      slots: 64 of 64 bytes; the first word is 0, or 1 + the page that an RNIC is copying from or to
+//! 0      slots: 64 of 64 bytes; the first word is 0, or the pages that an RNIC is writing: 1 + the first; above 48 bits, how many follow it
 //! 4096   entries: one u64 a page
 //!
 //!  63            32 31              2   1   0
@@ -17,11 +17,15 @@
 //! A page that has no frame has entry frame 0: who reads it gets the signature, and what is written to it goes to the black hole. A zeroed table is a
 //! valid one: no page has a frame. So making the memory touches none of it.
 //!
+//! `translated` has how RNICs copy.
+//!
 //! # Ordering
-//! An RNIC puts the page into its slot, *then* loads the entry; the owner hides the page in its entry, *then* looks at the slots; both have a
-//! sequentially consistent fence between (Dekker). So either the RNIC finds the page gone, or the owner finds the copy under way and waits for its
-//! end. That is the flush of the IOMMU's cache in the paper: a copy of a page, as far as it goes, comes whole from one frame, and a frame
-//! is used for another page only when nobody copies from or to it.
+//! An RNIC that writes puts the pages into its slot, *then* loads their entries; the owner hides a page in its entry, *then* looks at the slots; both have
+//! a sequentially consistent fence between (Dekker). So either the RNIC finds the page gone, or the owner finds the WRITE under way and waits for its
+//! end. That is the flush of the IOMMU's cache in the paper. An RNIC that reads announces nothing: it loads the entry again behind the bytes, and throws
+//! them away if it is another one. The owner's fence is also before the frame's next bytes: who has loaded one of these finds the page hidden.
+//!
+//! So a copy of a page, as far as it goes, is of one frame while that is the page's, and a frame is used for another page only when nobody writes to it.
 //!
 //! # Invariants
 //! * A version is odd while the page is on its way out, and no version of a page comes again before 2^29 moves of it.
@@ -29,18 +33,22 @@
 //!
 //! # Failure
 //! Peers that map the table (over `shm`) are trusted, but nothing they put there leads out of the memory: frames are checked at each use, and the
-//! owner keeps its own record of which page has which frame. A peer that stops in the middle of a copy keeps that page where it is, and no other.
+//! owner keeps its own record of which page has which frame. A peer that stops in the middle of a WRITE keeps the pages of that copy where they are, at
+//! most `translated::WRITE_BATCH`, and no others.
+
+pub mod translated;
+
+pub use translated::Translated;
 
 use super::SharedMemory;
 use crate::ids::PAGE_SIZE;
 use crate::sync::fence;
 use parking_lot::Mutex;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Copies that may be under way at once.
+/// WRITEs that may be under way at once.
 pub const SLOTS: usize = 64;
 /// Slots of RNICs that run in the owner's process; the others are one a peer that maps the memory.
 pub const LOCAL_SLOTS: usize = 8;
@@ -54,6 +62,8 @@ pub const SIGNATURE_FRAME: u32 = 0;
 pub const BLACK_HOLE_FRAME: u32 = 1;
 /// The first frame that holds a page.
 pub const FIRST_FRAME: u32 = 2;
+/// The memory has fewer pages: so many have a number in a slot's word.
+const PAGES_MAX: u64 = 1 << 48;
 
 /// See [`PeerSlots`].
 const RETIRED: u64 = u64::MAX;
@@ -108,183 +118,10 @@ impl PageEntry {
     }
 }
 
-/// Frames and table, as RNICs see them: the owner's own, and those of peers that map the two memories.
-#[derive(Debug)]
-pub struct Translated {
-    frames: Arc<SharedMemory>,
-    table: Arc<SharedMemory>,
-    pages: u64,
-}
-
-/// A slot with a page in it; empty again when this is dropped.
-struct Copying<'t> {
-    of: &'t Translated,
-    slot: usize,
-    entry_at: usize,
-}
-
-/// What a copy does to the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    Read,
-    Write,
-}
-
-impl Drop for Copying<'_> {
-    fn drop(&mut self) {
-        self.of.table.store_u64(self.slot * SLOT_STRIDE, 0, Ordering::Release);
-    }
-}
-
-impl Copying<'_> {
-    /// Offset of the frame to copy from or to. It stays this page's until this value is dropped.
-    fn frame_at(&self, how: Use) -> usize {
-        let table = &self.of.table;
-        let absent = if how == Use::Read { SIGNATURE_FRAME } else { BLACK_HOLE_FRAME };
-        loop {
-            let entry = PageEntry(table.load_u64(self.entry_at));
-            let inside = (entry.frame() as usize).checked_add(1).and_then(|end| end.checked_mul(PAGE_SIZE));
-            if !entry.is_resident() || inside.is_none_or(|end| end > self.of.frames.len()) {
-                return absent as usize * PAGE_SIZE;
-            }
-            let marks = if how == Use::Read { ACCESSED } else { ACCESSED | DIRTY };
-            // A change of the entry sends this round again; only moves and first uses change it.
-            if entry.0 & marks == marks
-                || table.compare_exchange_u64(self.entry_at, entry.0, entry.0 | marks).is_ok()
-            {
-                return entry.frame() as usize * PAGE_SIZE;
-            }
-        }
-    }
-}
-
-impl Translated {
-    /// A view of memory that another process owns.
-    ///
-    /// # Errors
-    /// The memories are too small for that many pages.
-    pub fn over(frames: SharedMemory, table: SharedMemory, len: u64) -> io::Result<Self> {
-        let pages = len / PAGE_SIZE as u64;
-        let table_len = pages.checked_mul(8).and_then(|entries| entries.checked_add(ENTRIES_AT as u64));
-        let fits = table_len.is_some_and(|wanted| wanted <= table.len() as u64)
-            && frames.len() >= (FIRST_FRAME as usize + 1) * PAGE_SIZE
-            && len.is_multiple_of(PAGE_SIZE as u64);
-        if !fits || !table.is_writable() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the peer's paged memory has a wrong size",
-            ));
-        }
-        Ok(Self { frames: Arc::new(frames), table: Arc::new(table), pages })
-    }
-
-    /// Length of the memory in bytes.
-    pub fn len(&self) -> u64 {
-        self.pages * PAGE_SIZE as u64
-    }
-
-    /// Whether there are no pages.
-    pub fn is_empty(&self) -> bool {
-        self.pages == 0
-    }
-
-    /// The frames.
-    pub fn frames(&self) -> &Arc<SharedMemory> {
-        &self.frames
-    }
-
-    /// The table.
-    pub fn table(&self) -> &Arc<SharedMemory> {
-        &self.table
-    }
-
-    fn entry_at(page: u64) -> usize {
-        ENTRIES_AT + page as usize * 8
-    }
-
-    /// Announces a copy of a page in a slot that is this caller's alone.
-    fn begin(&self, slot: usize, page: u64) -> Copying<'_> {
-        self.table.store_u64(slot * SLOT_STRIDE, page + 1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        Copying { of: self, slot, entry_at: Self::entry_at(page) }
-    }
-
-    /// Announces a copy in one of the owner's process's slots.
-    fn begin_here(&self, page: u64) -> Copying<'_> {
-        loop {
-            for slot in 0..LOCAL_SLOTS {
-                if self.table.compare_exchange_u64(slot * SLOT_STRIDE, 0, page + 1).is_ok() {
-                    fence(Ordering::SeqCst);
-                    return Copying { of: self, slot, entry_at: Self::entry_at(page) };
-                }
-            }
-            // Copies are short.
-            std::thread::yield_now();
-        }
-    }
-
-    /// Calls `copy` for each page's part of a range: offset in the frames, offset in the range, length.
-    fn each(
-        &self,
-        slot: Option<usize>,
-        offset: u64,
-        len: usize,
-        how: Use,
-        mut copy: impl FnMut(usize, usize, usize),
-    ) {
-        assert!(
-            offset.checked_add(len as u64).is_some_and(|end| end <= self.len()),
-            "outside of paged memory"
-        );
-        let mut done = 0;
-        while done < len {
-            let at = offset + done as u64;
-            let in_page = (at % PAGE_SIZE as u64) as usize;
-            let part = (PAGE_SIZE - in_page).min(len - done);
-            let page = at / PAGE_SIZE as u64;
-            let copying = match slot {
-                Some(slot) => self.begin(slot, page),
-                None => self.begin_here(page),
-            };
-            copy(copying.frame_at(how) + in_page, done, part);
-            drop(copying);
-            done += part;
-        }
-    }
-
-    /// Copies a range out, as an RNIC in the owner's process does.
-    pub fn read(&self, offset: u64, out: &mut [u8]) {
-        self.each(None, offset, out.len(), Use::Read, |at, done, part| {
-            self.frames.read_as_rnic(at, &mut out[done..done + part]);
-        });
-    }
-
-    /// Copies bytes in, as an RNIC in the owner's process does.
-    pub fn write(&self, offset: u64, bytes: &[u8]) {
-        self.each(None, offset, bytes.len(), Use::Write, |at, done, part| {
-            self.frames.write_word_last(at, &bytes[done..done + part]);
-        });
-    }
-
-    /// Copies a range to other memory. The slot is this peer's.
-    pub fn copy_out(&self, slot: usize, offset: u64, to: &SharedMemory, to_offset: usize, len: usize) {
-        self.each(Some(slot), offset, len, Use::Read, |at, done, part| {
-            self.frames.copy_as_rnic(at, to, to_offset + done, part);
-        });
-    }
-
-    /// Copies other memory to a range. The slot is this peer's.
-    pub fn copy_in(&self, slot: usize, offset: u64, from: &SharedMemory, from_offset: usize, len: usize) {
-        self.each(Some(slot), offset, len, Use::Write, |at, done, part| {
-            from.copy_to_word_last(from_offset + done, &self.frames, at, part);
-        });
-    }
-}
-
 /// The slots of peers that map the memory.
 #[derive(Debug, Default)]
 struct PeerSlots {
-    /// Whose each slot is; 0: nobody's; `RETIRED`: of a peer that is gone and may still copy. The owner's process's slots come first and are not used
+    /// Whose each slot is; 0: nobody's; `RETIRED`: of a peer that is gone and may still write. The owner's process's slots come first and are not used
     /// here.
     owners: Vec<u64>,
 }
@@ -303,15 +140,18 @@ impl PagedMemory {
     /// The system has no memory for it.
     pub fn new(pages: u64, frames: u32, signature: &[u8; PAGE_SIZE]) -> io::Result<Self> {
         let no_room = || io::Error::new(io::ErrorKind::OutOfMemory, "more than this machine can address");
-        let table_len = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(8));
+        let pages_len = usize::try_from(pages).ok().filter(|_| pages < PAGES_MAX);
+        let table_len = pages_len.and_then(|pages| pages.checked_mul(8));
         let table_len = table_len.and_then(|len| len.checked_add(ENTRIES_AT)).ok_or_else(no_room)?;
         let frames_len = (frames as usize).checked_add(FIRST_FRAME as usize).ok_or_else(no_room)?;
         let frames_len = frames_len.checked_mul(PAGE_SIZE).ok_or_else(no_room)?;
         let frames = SharedMemory::new("cuttlefs-np-frames", frames_len)?;
         frames.write(SIGNATURE_FRAME as usize * PAGE_SIZE, signature);
         let table = SharedMemory::new("cuttlefs-np-table", table_len)?;
-        let translated = Translated { frames: Arc::new(frames), table: Arc::new(table), pages };
-        Ok(Self { translated, peers: Mutex::new(PeerSlots { owners: vec![0; SLOTS] }) })
+        Ok(Self {
+            translated: Translated::new(frames, table, pages),
+            peers: Mutex::new(PeerSlots { owners: vec![0; SLOTS] }),
+        })
     }
 
     /// What RNICs see.
@@ -325,7 +165,7 @@ impl PagedMemory {
     }
 
     fn table(&self) -> &SharedMemory {
-        &self.translated.table
+        self.translated.table()
     }
 
     /// Gives a page that has none a frame, which holds the page's bytes already.
@@ -338,7 +178,7 @@ impl PagedMemory {
     }
 
     /// Takes a page away from RNICs: from now on they find the signature and the black hole. Its version is odd until [`Self::gone`] or
-    /// [`Self::show`]. Returns whether an RNIC has written it. Copies that had begun go on: see [`Self::wait_for_copies`].
+    /// [`Self::show`]. Returns whether an RNIC has written it. WRITEs that had begun go on: see [`Self::wait_for_writes`].
     pub fn hide(&self, page: u64) -> PageEntry {
         let entry = self.entry(page);
         let hidden = PageEntry::new(SIGNATURE_FRAME, entry.version().wrapping_add(1) | 1, false);
@@ -354,15 +194,15 @@ impl PagedMemory {
         self.table().store_u64(Translated::entry_at(page), gone.0, Ordering::Release);
     }
 
-    /// Whether an RNIC copies from or to this page.
-    pub fn is_copied(&self, page: u64) -> bool {
-        (0..SLOTS).any(|slot| self.table().load_u64(slot * SLOT_STRIDE) == page + 1)
+    /// Whether an RNIC writes this page.
+    pub fn is_written(&self, page: u64) -> bool {
+        (0..SLOTS).any(|slot| translated::announces(self.table().load_u64(slot * SLOT_STRIDE), page))
     }
 
-    /// Waits until no copy of a page that was hidden is under way. `false`: one still is, of a peer that has stopped.
-    pub fn wait_for_copies(&self, page: u64, patience: Duration) -> bool {
+    /// Waits until no WRITE to a page that was hidden is under way. `false`: one still is, of a peer that has stopped.
+    pub fn wait_for_writes(&self, page: u64, patience: Duration) -> bool {
         let mut since = None;
-        while self.is_copied(page) {
+        while self.is_written(page) {
             if since.get_or_insert_with(Instant::now).elapsed() > patience {
                 return false;
             }
@@ -395,7 +235,7 @@ impl PagedMemory {
         self.peers.lock().owners[slot] = 0;
     }
 
-    /// Takes the slots of a peer back whose connection has ended. `is_over`: it copies nothing any more. The slot of another one is not given out
+    /// Takes the slots of a peer back whose connection has ended. `is_over`: it writes nothing any more. The slot of another one is not given out
     /// again, since that one may still use it.
     pub fn release_slots(&self, peer: u64, is_over: bool) {
         let mut peers = self.peers.lock();
@@ -444,50 +284,63 @@ mod tests {
         let memory = memory(4, 2);
         let rnic = memory.translated();
         let mut out = [0; 100];
-        rnic.read(PAGE_SIZE as u64 - 50, &mut out);
+        assert!(!rnic.read(PAGE_SIZE as u64 - 50, &mut out));
         assert_eq!(out, [MARK; 100]);
-        rnic.write(PAGE_SIZE as u64 - 50, &[1; 100]);
+        assert!(!rnic.write(PAGE_SIZE as u64 - 50, &[1; 100]));
         rnic.read(PAGE_SIZE as u64 - 50, &mut out);
         assert_eq!(out, [MARK; 100], "the signature is never written");
         rnic.frames().fill(2 * PAGE_SIZE, 2 * PAGE_SIZE, 7);
         memory.show(1, 2, false);
-        rnic.write(PAGE_SIZE as u64 - 50, &[1; 100]);
-        rnic.read(PAGE_SIZE as u64 - 50, &mut out);
+        assert!(!rnic.write(PAGE_SIZE as u64 - 50, &[1; 100]), "one of the two is not there");
+        assert!(!rnic.read(PAGE_SIZE as u64 - 50, &mut out));
+        assert!(rnic.write(PAGE_SIZE as u64, &[1; 50]) && rnic.read(PAGE_SIZE as u64, &mut out[50..]));
         assert_eq!((&out[..50], &out[50..]), (&[MARK; 50][..], &[1; 50][..]));
         let shown = memory.entry(1);
         assert!(shown.is_dirty() && shown.is_accessed() && shown.version() == 2);
         assert!(memory.take_accessed(1) && !memory.take_accessed(1));
         assert!(memory.hide(1).is_dirty());
         assert_eq!(memory.entry(1).version(), 3);
-        assert!(memory.wait_for_copies(1, Duration::ZERO));
+        assert!(memory.wait_for_writes(1, Duration::ZERO));
         memory.gone(1);
         assert_eq!((memory.entry(1).version(), memory.entry(1).is_resident()), (4, false));
     }
 
     #[test]
-    fn a_peer_that_stops_in_a_copy_keeps_its_page_and_no_other() {
-        let memory = memory(4, 2);
+    fn a_peer_that_stops_in_a_write_keeps_its_pages_and_no_others() {
+        let memory = memory(6, 6);
         let slot = memory.claim_slot(77).expect("a slot");
-        memory.show(0, 2, false);
-        memory.show(1, 3, false);
-        let copying = memory.translated().begin(slot, 0);
-        assert_eq!(copying.frame_at(Use::Read), 2 * PAGE_SIZE);
-        memory.hide(0);
-        memory.hide(1);
-        assert!(memory.wait_for_copies(1, Duration::ZERO));
-        assert!(!memory.wait_for_copies(0, Duration::from_millis(1)));
-        std::mem::forget(copying);
+        (0..6).for_each(|page| memory.show(page, FIRST_FRAME + page as u32, false));
+        let announced = memory.translated().announce(slot, &(1..4));
+        for page in 0..6 {
+            memory.hide(page);
+        }
+        let is_free = |page| memory.wait_for_writes(page, Duration::from_millis(1));
+        assert_eq!([0, 1, 2, 3, 4, 5].map(is_free), [true, false, false, false, true, true]);
+        std::mem::forget(announced);
         memory.release_slots(77, false);
         assert!(
             (LOCAL_SLOTS + 1..SLOTS - 1).all(|_| memory.claim_slot(78) != Some(slot)),
-            "somebody may still copy"
+            "somebody may still write"
         );
-        assert!(memory.is_copied(0));
+        assert!(memory.is_written(1));
         let other = memory.claim_slot(79).expect("another");
-        std::mem::forget(memory.translated().begin(other, 1));
+        std::mem::forget(memory.translated().announce(other, &(5..6)));
+        assert!(memory.is_written(5));
         memory.release_slots(79, true);
-        assert!(!memory.is_copied(1), "the dead do not copy");
+        assert!(!memory.is_written(5), "the dead do not write");
         assert_eq!(memory.claim_slot(80), Some(other));
+    }
+
+    #[test]
+    fn a_slots_word_names_its_pages_and_no_others() {
+        for (first, count) in [(0, 1), (0, 16), (5, 3), (PAGES_MAX - 17, 16), (PAGES_MAX - 2, 1)] {
+            let word = translated::announcement(&(first..first + count));
+            let named = |page: u64| translated::announces(word, page);
+            assert!((first..first + count).all(named), "{first} {count}");
+            assert!(!named(first + count), "{first} {count}");
+            assert!(first == 0 || !named(first - 1), "{first} {count}");
+            assert!(!translated::announces(0, first), "an empty slot names none");
+        }
     }
 
     #[test]
@@ -503,22 +356,41 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_copied_page_by_page(offset in 0usize..3 * PAGE_SIZE, len in 0usize..PAGE_SIZE, slot in 8usize..SLOTS) {
-            let memory = memory(4, 4);
-            // Frames in another order than pages.
-            (0..4).for_each(|page| memory.show(page, FIRST_FRAME + 3 - page as u32, false));
-            let source = SharedMemory::new("source", PAGE_SIZE).expect("memory");
-            let bytes: Vec<u8> = (0..len).map(|at| at as u8 | 1).collect();
+        fn ranges_are_copied_page_by_page(
+            offset in 0usize..30 * PAGE_SIZE,
+            len in prop_oneof![0usize..PAGE_SIZE, 0usize..18 * PAGE_SIZE],
+            slot in 8usize..SLOTS,
+            places in Just((0..48u32).collect::<Vec<_>>()).prop_shuffle(),
+            sorted in any::<bool>(),
+        ) {
+            let memory = memory(48, 48);
+            // Frames in the order of pages, so that neighbours are copied at once, or in another one.
+            for (page, place) in places.iter().enumerate() {
+                memory.show(page as u64, FIRST_FRAME + if sorted { page as u32 } else { *place }, false);
+            }
+            let source = SharedMemory::new("source", 18 * PAGE_SIZE).expect("memory");
+            let bytes: Vec<u8> = (0..len).map(|at| (at / 7) as u8 | 1).collect();
             source.write(0, &bytes);
-            memory.translated().copy_in(slot, offset as u64, &source, 0, len);
-            let mut out = vec![0; 4 * PAGE_SIZE];
-            memory.translated().read(0, &mut out);
+            prop_assert!(memory.translated().copy_in(slot, offset as u64, &source, 0, len));
+            let mut out = vec![0; 48 * PAGE_SIZE];
+            prop_assert!(memory.translated().read(0, &mut out));
             prop_assert_eq!(&out[offset..offset + len], &bytes[..]);
             prop_assert!(out[..offset].iter().chain(&out[offset + len..]).all(|byte| *byte == 0));
-            memory.translated().copy_out(slot, offset as u64, &source, 0, len);
+            source.fill(0, len, 0);
+            prop_assert!(memory.translated().copy_out(offset as u64, &source, 0, len));
             let mut again = vec![0; len];
             source.read(0, &mut again);
-            prop_assert_eq!(again, bytes);
+            prop_assert_eq!(&again, &bytes);
+            // Pages that are gone: all others are as they were.
+            let gone = (offset / PAGE_SIZE) as u64 + 1;
+            memory.hide(gone);
+            let mut found = vec![0; len];
+            let touched = len > 0 && (offset + len - 1) / PAGE_SIZE >= gone as usize;
+            prop_assert_eq!(memory.translated().read(offset as u64, &mut found), !touched);
+            for (at, byte) in found.iter().enumerate() {
+                let wanted = if ((offset + at) / PAGE_SIZE) as u64 == gone { MARK } else { bytes[at] };
+                prop_assert_eq!(*byte, wanted, "at {}", at);
+            }
         }
     }
 }

@@ -19,7 +19,9 @@ mod target;
 mod wire;
 
 pub use backing::{Backing, FileBacking, MemoryBacking};
-pub use initiator::{NpCompletion, NpError, NpOp, NpOrder, NpPeer, NpSettings, NpStatus, NpWr, PeerFigures};
+pub use initiator::{
+    NpCompletion, NpError, NpLocal, NpOp, NpOrder, NpPeer, NpSettings, NpStatus, NpWr, PeerFigures,
+};
 pub use region::{NpRegion, RegionError, RegionFigures};
 pub use serve::NpServer;
 pub use target::{NpTarget, TargetFigures};

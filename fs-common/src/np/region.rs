@@ -5,7 +5,7 @@
 //! file later (a *major* one). When there is no free frame, the clock chooses a page that was not used since its last turn; if it was written, it goes
 //! to the backing file first.
 //!
-//! Out: hide the page from RNICs (version odd), wait for their copies, write it if it is dirty, say that it is out (version even), use the frame. In: fill
+//! Out: hide the page from RNICs (version odd), wait for their WRITEs, write it if it is dirty, say that it is out (version even), use the frame. In: fill
 //! the frame, then show it. What a WRITE puts into the page while it is on its way goes to the black hole, and its initiator sees that the version has
 //! moved. If the device refuses the page, it is shown again, in the frame that it never left.
 //!
@@ -31,8 +31,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a page's copies are waited for, before another page is chosen. They take microseconds unless their peer has stopped.
-const COPY_PATIENCE: Duration = Duration::from_millis(5);
+/// How long WRITEs to a page are waited for, before another page is chosen. They take microseconds unless their peer has stopped.
+const WRITE_PATIENCE: Duration = Duration::from_millis(5);
 /// How long a fault waits for a frame.
 const FRAME_PATIENCE: Duration = Duration::from_secs(20);
 /// The smallest budget: so many threads may have a page in hand at once.
@@ -77,7 +77,7 @@ pub struct RegionFigures {
     pub evictions: u64,
     /// Of these, those that were written to the device.
     pub written: u64,
-    /// Pages that could not leave, because a peer copied or the device failed.
+    /// Pages that could not leave, because a peer wrote or the device failed.
     pub kept: u64,
     /// Pages that have a frame now.
     pub resident: u64,
@@ -452,7 +452,7 @@ impl NpRegion {
         let mut wrote = false;
         let left = MutexGuard::unlocked(state, || {
             let dirty = self.memory.hide(page).is_dirty() || own_dirty;
-            if !self.memory.wait_for_copies(page, COPY_PATIENCE) {
+            if !self.memory.wait_for_writes(page, WRITE_PATIENCE) {
                 self.memory.show(page, frame, dirty);
                 return Err(None);
             }

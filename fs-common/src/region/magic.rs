@@ -33,13 +33,24 @@ impl MagicPattern {
         }
     }
 
+    /// The first bytes of the pattern from `offset_in_page` on, up to one repetition.
+    fn beginning<const N: usize>(&self, offset_in_page: usize) -> [u8; N] {
+        const { assert!(N <= PATTERN_LEN) };
+        let mut twice = [0u8; 2 * PATTERN_LEN];
+        twice[..PATTERN_LEN].copy_from_slice(&self.0);
+        twice[PATTERN_LEN..].copy_from_slice(&self.0);
+        std::array::from_fn(|index| twice[offset_in_page % PATTERN_LEN + index])
+    }
+
+    /// The eight bytes of the pattern from `offset_in_page` on.
+    pub fn word(&self, offset_in_page: usize) -> [u8; 8] {
+        self.beginning(offset_in_page)
+    }
+
     /// Whether every byte of `part`, which starts at `offset_in_page`, is that of the pattern. False for an empty part.
     pub fn covers(&self, offset_in_page: usize, part: &[u8]) -> bool {
         // Nearly all data differs from the pattern in its first bytes, so usually one comparison is enough.
-        let phase = offset_in_page % PATTERN_LEN;
-        let mut rotated = [0u8; PATTERN_LEN];
-        rotated[..PATTERN_LEN - phase].copy_from_slice(&self.0[phase..]);
-        rotated[PATTERN_LEN - phase..].copy_from_slice(&self.0[..phase]);
+        let rotated: [u8; PATTERN_LEN] = self.beginning(offset_in_page);
         !part.is_empty() && part.chunks(PATTERN_LEN).all(|chunk| chunk == &rotated[..chunk.len()])
     }
 
@@ -67,6 +78,8 @@ mod tests {
             let mut part = vec![0u8; len];
             pattern.fill(offset, &mut part);
             prop_assert!(pattern.covers(offset, &part));
+            let word_len = len.min(8);
+            prop_assert_eq!(&pattern.word(offset)[..word_len], &part[..word_len]);
             part[flip.index(len)] ^= 1 << bit;
             prop_assert!(!pattern.covers(offset, &part));
         }

@@ -76,7 +76,7 @@ fn writes_that_are_not_signaled_are_checked_with_the_next_that_is() {
             peer.read(page * PAGE, 8);
         }
         let before = peer.peer.figures();
-        peer.local.memory().write(0, &pattern(1, 8 * 512));
+        peer.memory.write(0, &pattern(1, 8 * 512));
         for at in 0..8u64 {
             // Eight in one page, two of them of a page that is gone.
             let mut wr = peer.wr(NpOp::Write, at * 512, at * 512, 512);
@@ -92,7 +92,7 @@ fn writes_that_are_not_signaled_are_checked_with_the_next_that_is() {
             peer.write(page * PAGE, &[1; 8]);
         }
         served.region.evict_page(5).expect("evicted");
-        peer.local.memory().write(0, &pattern(2, 40_000));
+        peer.memory.write(0, &pattern(2, 40_000));
         let before = peer.peer.figures();
         for at in [0u64, 1, 2, 4, 3, 5, 6, 7] {
             let mut wr =
@@ -104,7 +104,7 @@ fn writes_that_are_not_signaled_are_checked_with_the_next_that_is() {
         for at in 0..8u64 {
             let len = 5000 - 1000 * (at & 1) as usize - 1500;
             let mut wanted = vec![0; len];
-            peer.local.memory().read(at as usize * 5000, &mut wanted);
+            peer.memory.read(at as usize * 5000, &mut wanted);
             let mut found = vec![0; len];
             served.region.read(at * PAGE + 100, &mut found).expect("read");
             assert!(found == wanted, "{link:?} {at}");
@@ -132,6 +132,69 @@ fn data_that_looks_like_the_signature_is_read_all_the_same() {
         assert!(peer.read(offset, len) == bytes[from..from + len]);
     }
     assert!(peer.peer.figures().read_faults >= 4);
+}
+
+#[test]
+fn an_initiator_that_looks_pages_up_needs_no_signature_and_no_entries() {
+    let served = Served::new(LinkKind::Shm, 128);
+    served.region.bring_in(0, 32 * PAGE).expect("in");
+    let mut peer = served.peer();
+    // Bytes that look like the signature, over many pages; signaled, and not.
+    let mut bytes = vec![0; 20 * 4096];
+    served.region.signature().fill(0, &mut bytes);
+    peer.write(0, &bytes);
+    assert!(peer.read(0, bytes.len()) == bytes);
+    assert!(peer.read(4095, 2) == bytes[4095..4097]);
+    let figures = peer.peer.figures();
+    assert_eq!((figures.one_sided, figures.calls, figures.entry_reads), (3, 0, 0));
+    for at in 0..10u64 {
+        let mut wr = peer.wr(NpOp::Write, at * PAGE, at * PAGE + 1, 4096);
+        wr.signaled = at == 9;
+        peer.peer.post(wr).expect("posted");
+    }
+    assert_eq!(peer.peer.drain().len(), 1);
+    assert_eq!((peer.peer.figures().calls, peer.peer.figures().entry_reads), (0, 1), "one for all of them");
+    // One of the pages is gone: its access alone is asked for.
+    served.region.evict_page(5).expect("evicted");
+    peer.memory.write(0, &pattern(1, 10 * 4096));
+    for at in 0..10u64 {
+        let mut wr = peer.wr(NpOp::Write, at * PAGE, at * PAGE, 4096);
+        wr.signaled = at & 1 == 1;
+        peer.peer.post(wr).expect("posted");
+    }
+    assert_eq!(peer.peer.drain().len(), 5);
+    let before = peer.peer.figures();
+    assert_eq!((before.calls, before.entry_reads), (1, 6), "a barrier for each that is signaled: {before:?}");
+    let mut found = vec![0; 10 * 4096];
+    served.region.read(0, &mut found).expect("read");
+    assert!(found == pattern(1, 10 * 4096));
+    // Of several pages that one WRITE meets the entries tell which is gone, and only that part is asked for.
+    served.region.evict_page(5).expect("evicted");
+    peer.write(3 * PAGE + 7, &pattern(2, 4 * 4096));
+    let after = peer.peer.figures();
+    assert_eq!((after.calls, after.entry_reads - before.entry_reads), (2, 2), "{after:?}");
+    served.region.read(3 * PAGE + 7, &mut found[..4 * 4096]).expect("read");
+    assert!(found[..4 * 4096] == pattern(2, 4 * 4096));
+    served.region.write(0, &pattern(1, 10 * 4096)).expect("written");
+    // The same for READs; those beside it find data that looks like the signature, and need not ask.
+    served.region.write(PAGE, &bytes[..4096]).expect("written");
+    served.region.evict_page(5).expect("evicted");
+    for at in [5u64, 1, 2] {
+        let wr = peer.wr(NpOp::Read, at * PAGE, at * PAGE, 4096);
+        peer.peer.post(wr).expect("posted");
+    }
+    assert_eq!(peer.peer.drain().len(), 3);
+    assert_eq!(peer.peer.figures().read_faults, 1, "{:?}", peer.peer.figures());
+    for at in [1usize, 2, 5] {
+        let mut found = [0; 4096];
+        peer.memory.read(at * 4096, &mut found);
+        let wanted = if at == 1 {
+            bytes[..4096].to_vec()
+        } else {
+            pattern(1, 10 * 4096)[at * 4096..][..4096].to_vec()
+        };
+        assert!(found[..] == wanted, "{at}");
+    }
 }
 
 #[test]
@@ -217,7 +280,7 @@ fn a_device_that_fails_takes_nothing_with_it() {
     (0..128).for_each(|page| served.backing.fail_writes(page, true));
     let mut refused = 0;
     for page in 0..128 {
-        peer.local.memory().write(0, &pattern(page + 1, 4096));
+        peer.memory.write(0, &pattern(page + 1, 4096));
         refused += u32::from(peer.run(NpOp::Write, page * PAGE, 4096).status != NpStatus::Success);
     }
     assert!((96..=127).contains(&refused), "{refused}");

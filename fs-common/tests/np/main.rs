@@ -16,7 +16,8 @@ mod walk;
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::np::{
-    MemoryBacking, NpCompletion, NpOp, NpOrder, NpPeer, NpRegion, NpServer, NpSettings, NpStatus, NpWr,
+    MemoryBacking, NpCompletion, NpLocal, NpOp, NpOrder, NpPeer, NpRegion, NpServer, NpSettings, NpStatus,
+    NpWr,
 };
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{Device, Endpoint, LinkKind, MemoryRegion, PagedAccess};
@@ -84,22 +85,23 @@ impl Served {
 /// An initiator and its memory.
 struct Peer {
     peer: NpPeer,
-    local: Arc<dyn MemoryRegion>,
+    local: NpLocal,
+    memory: Arc<SharedMemory>,
     next: u64,
 }
 
 const LOCAL_LEN: usize = 4 << 20;
 
 impl Peer {
-    fn new(peer: NpPeer) -> Self {
+    fn new(mut peer: NpPeer) -> Self {
         let memory = Arc::new(SharedMemory::new("local", LOCAL_LEN).expect("memory"));
-        let local = peer.register(memory).expect("registered");
-        Self { peer, local, next: 0 }
+        let local = peer.register(memory.clone()).expect("registered");
+        Self { peer, local, memory, next: 0 }
     }
 
     fn wr(&mut self, op: NpOp, offset: u64, at: u64, len: u32) -> NpWr {
         self.next += 1;
-        let local = Some((self.local.clone(), at));
+        let local = Some((self.local, at));
         NpWr { id: self.next, op, offset, local, len, order: NpOrder::RELAXED, signaled: true }
     }
 
@@ -114,15 +116,15 @@ impl Peer {
 
     fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         // What was there before must not be taken for what is read.
-        self.local.memory().fill(0, len, 0xee);
+        self.memory.fill(0, len, 0xee);
         assert_eq!(self.run(NpOp::Read, offset, len as u32).status, NpStatus::Success);
         let mut out = vec![0; len];
-        self.local.memory().read(0, &mut out);
+        self.memory.read(0, &mut out);
         out
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) {
-        self.local.memory().write(0, bytes);
+        self.memory.write(0, bytes);
         assert_eq!(self.run(NpOp::Write, offset, bytes.len() as u32).status, NpStatus::Success);
     }
 }

@@ -14,13 +14,13 @@ fn completions(first: NpOrder, second: NpOrder, strict: bool, same: bool) -> Vec
     let mut requests = [peer.wr(op, 0, 0, 64), peer.wr(NpOp::Read, if same { 32 } else { PAGE }, 4096, 64)];
     (requests[0].order, requests[1].order) = (first, second);
     let ids = requests.each_ref().map(|request| request.id);
-    peer.local.memory().write(0, &[9; 64]);
+    peer.memory.write(0, &[9; 64]);
     peer.peer.post_all(requests).expect("posted");
     let done = peer.peer.drain();
     assert!(done.iter().all(|done| done.status == NpStatus::Success));
     if same {
         let mut found = [0; 64];
-        peer.local.memory().read(4096, &mut found);
+        peer.memory.read(4096, &mut found);
         assert_eq!((&found[..32], &found[32..]), (&[9; 32][..], &[1; 32][..]), "it sees the WRITE before it");
     }
     done.iter().map(|done| done.id - ids[0]).collect()

@@ -84,7 +84,7 @@ fn write_and_read(crowd: &Crowd, writer: u64, writers: u64) -> Vec<u64> {
     let random = SeededRandom::new(100 + writer);
     let mut peer = crowd.peer(writer);
     let mut own = vec![0u64; (PAGES * PAGE / 8) as usize];
-    let memory = peer.local.memory().clone();
+    let memory = peer.memory.clone();
     for count in 1..=STEPS {
         if random.next_u64().is_multiple_of(2) {
             // Up to sixteen blocks at once.

@@ -120,6 +120,10 @@ impl QueuePair for SteppedPair {
         self.0.post_recv(requests)
     }
 
+    fn looks_pages_up(&self) -> bool {
+        self.0.looks_pages_up()
+    }
+
     fn set_region_owner(&self, owner: RegionOwner) {
         self.0.set_region_owner(owner);
     }

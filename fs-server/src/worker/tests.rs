@@ -338,6 +338,7 @@ fn completions_reach_the_callback_in_order_also_when_it_sleeps() {
             status: WcStatus::Success,
             byte_len: 0,
             imm: None,
+            absent: false,
         });
         if number % 100 == 0 {
             // Sometimes long enough for the worker to sleep.

@@ -2,10 +2,18 @@
 //!
 //! A call is one request under way. Its number and its generation are the request's tag: an answer that names another generation is none.
 
-use crate::np::wire::{BUFFER_LEN, Message, RPC_DEPTH, Reply, Request, RequestOp};
-use crate::rdma::{MemoryRegion, RecvWr, SendOp, SendWr, WrId};
+use super::peer::COMPLETIONS;
+use super::request::NpError;
+use crate::np::wire::{BUFFER_LEN, Message, RPC_DEPTH, Reply, Request, RequestOp, Welcome};
+use crate::rdma::{
+    CompletionKind, CompletionQueue, MemoryRegion, QueuePair, RecvWr, SendOp, SendWr, WcStatus, WrId,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A completion of a SEND; the high half of its wr_id.
+pub(super) const CALL_SENT: u64 = 4;
 
 /// Bytes of all message buffers: one of a call's request, one of an answer.
 pub(super) const CALLS_LEN: usize = 2 * RPC_DEPTH * BUFFER_LEN;
@@ -73,9 +81,11 @@ impl Calls {
 
     /// The next request to post, if a call is free for it.
     pub(super) fn next(&mut self, wr_id: WrId) -> Option<SendWr> {
-        let number = self.free.last().copied()?;
+        if self.queue.is_empty() {
+            return None;
+        }
+        let number = self.free.pop()?;
         let piece = self.queue.pop_front()?;
-        self.free.pop();
         let call = &mut self.calls[number];
         call.generation = call.generation.wrapping_add(1) & 0xff_ffff;
         let tag = call.generation << 8 | number as u32;
@@ -101,3 +111,40 @@ impl Calls {
     }
 }
 const _: () = assert!(RPC_DEPTH <= 256, "a tag has eight bits for the call");
+
+/// Says hello, and waits for the welcome.
+pub(super) fn greet(
+    qp: &dyn QueuePair,
+    completions: &dyn CompletionQueue,
+    calls: &Calls,
+    timeout: Duration,
+) -> Result<Welcome, NpError> {
+    let gone = || NpError::NoRegion("the other end hung up before it told of its memory region".to_owned());
+    qp.post_send(&[calls.send(0, &Message::Hello, WrId(CALL_SENT << 32))]).map_err(|_| gone())?;
+    let deadline = Instant::now() + timeout;
+    let mut polled = Vec::new();
+    loop {
+        completions.poll(&mut polled, COMPLETIONS);
+        for completion in polled.drain(..) {
+            if completion.status != WcStatus::Success {
+                return Err(gone());
+            }
+            if completion.kind != CompletionKind::Recv {
+                continue;
+            }
+            let number = completion.wr_id.0 as usize;
+            let message = Message::parse(&calls.received(number, completion.byte_len as usize));
+            qp.post_recv(&[calls.receive(number)]).map_err(|_| gone())?;
+            return match message {
+                Ok(Message::Welcome(welcome)) => Ok(welcome),
+                Ok(_) => Err(NpError::NoRegion("the other end serves no memory region".to_owned())),
+                Err(error) => Err(NpError::NoRegion(error.to_string())),
+            };
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(NpError::NoRegion("the other end does not tell of a memory region".to_owned()));
+        }
+        completions.wait(left.min(Duration::from_millis(100)));
+    }
+}

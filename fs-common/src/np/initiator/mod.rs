@@ -3,14 +3,16 @@
 //! * `request`: what a program asks for and gets back.
 //! * `versions`: entries of pages, as they were last seen.
 //! * `order`: which accesses may be under way together.
-//! * `calls`: the two-sided way.
-//! * `peer`: the way of an access.
+//! * `optimistic`: the one-sided way; `calls`: the two-sided way.
+//! * `flight`: an access under way; `peer`: all of them.
 
 mod calls;
+mod flight;
+mod optimistic;
 mod order;
 mod peer;
 mod request;
 mod versions;
 
 pub use peer::NpPeer;
-pub use request::{NpCompletion, NpError, NpOp, NpOrder, NpSettings, NpStatus, NpWr, PeerFigures};
+pub use request::{NpCompletion, NpError, NpLocal, NpOp, NpOrder, NpSettings, NpStatus, NpWr, PeerFigures};

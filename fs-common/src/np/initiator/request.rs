@@ -1,8 +1,7 @@
 //! Requests of a program, and their completions.
 
 use crate::np::wire::Status;
-use crate::rdma::{MemoryRegion, RdmaError};
-use std::sync::Arc;
+use crate::rdma::RdmaError;
 use std::time::Duration;
 
 /// What to do with a range of the region.
@@ -52,8 +51,12 @@ impl NpOrder {
     pub const STRICT: Self = Self { before: true, after: true };
 }
 
+/// Local memory of a peer: [`super::NpPeer::register`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NpLocal(pub(super) u32);
+
 /// A request.
-#[derive(Clone)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NpWr {
     /// The program's name for it; it comes back in the completion.
     pub id: u64,
@@ -61,8 +64,8 @@ pub struct NpWr {
     pub op: NpOp,
     /// First byte in the region.
     pub offset: u64,
-    /// Local memory, and the first byte in it: [`super::NpPeer::register`]. Of no use to atomics.
-    pub local: Option<(Arc<dyn MemoryRegion>, u64)>,
+    /// Local memory, and the first byte in it. Of no use to atomics.
+    pub local: Option<(NpLocal, u64)>,
     /// Number of bytes, 1 to [`crate::np::ACCESS_MAX`]; 8 for atomics.
     pub len: u32,
     /// Its order among others.
@@ -159,7 +162,7 @@ pub struct PeerFigures {
     pub read_faults: u64,
     /// WRITEs that may have gone to the black hole.
     pub write_faults: u64,
-    /// Of these, those that a second optimistic WRITE did.
+    /// WRITEs that a second optimistic WRITE did.
     pub repeated: u64,
     /// Requests to the target's processor.
     pub calls: u64,

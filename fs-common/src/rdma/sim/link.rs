@@ -264,6 +264,11 @@ impl SimDevice {
             .map_err(|_| RdmaError::Unsupported("shared receives of another provider were given".into()))
     }
 
+    /// Whether initiators of this network look pages of paged memory up themselves.
+    pub(super) fn looks_pages_up(&self) -> bool {
+        self.network.translation == Translation::Initiator
+    }
+
     /// Whether this network behaves as one of RNICs, which have shared receives.
     fn has_shared_receives(&self) -> bool {
         self.network.translation == Translation::InitiatorByReads
@@ -290,9 +295,15 @@ impl SimDevice {
 pub(super) struct Peer<'p> {
     pub(super) device: &'p SimDevice,
     pub(super) owner: RegionOwner,
+    /// Whether the request touched a page that was not there.
+    pub(super) absent: &'p AtomicBool,
 }
 
 impl Peer<'_> {
+    fn note_absent(&self, all_there: bool) {
+        self.absent.fetch_or(!all_there, Ordering::Relaxed);
+    }
+
     fn target(&self) -> Result<Arc<dyn FileTarget>, WcStatus> {
         match self.device.network.translation {
             Translation::Target => self.device.target.lock().clone().ok_or(WcStatus::RemoteInvalid),
@@ -306,7 +317,7 @@ impl Peer<'_> {
             Remote::Memory { rkey, offset } => {
                 let may = |access: &Access| access.remote_read;
                 match self.device.paged(rkey, offset, len, may)? {
-                    Some(paged) => paged.translated().read(offset, &mut bytes),
+                    Some(paged) => self.note_absent(paged.translated().read(offset, &mut bytes)),
                     None => {
                         let memory = self.device.remote(rkey, offset, len, may)?;
                         memory.read_as_rnic(offset as usize, &mut bytes);
@@ -334,7 +345,7 @@ impl Peer<'_> {
             Remote::Memory { rkey, offset } => {
                 let may = |access: &Access| access.remote_write && offset >= access.own_bytes;
                 if let Some(paged) = self.device.paged(rkey, offset, bytes.len(), may)? {
-                    paged.translated().write(offset, bytes);
+                    self.note_absent(paged.translated().write(offset, bytes));
                     return Ok(());
                 }
                 let memory = self.device.remote(rkey, offset, bytes.len(), may)?;

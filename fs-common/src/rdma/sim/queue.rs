@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -178,6 +179,7 @@ impl SimPair {
                 status,
                 byte_len,
                 imm: imm.filter(|_| status == WcStatus::Success),
+                absent: false,
             });
             if status != WcStatus::Success {
                 drop(state);
@@ -229,6 +231,7 @@ impl SimPair {
                 status: WcStatus::Flushed,
                 byte_len: 0,
                 imm: None,
+                absent: false,
             });
         }
         if let Some(peer) = peer.and_then(|peer| peer.upgrade()) {
@@ -236,7 +239,7 @@ impl SimPair {
         }
     }
 
-    fn execute(&self, request: &SendWr) -> Result<u32, WcStatus> {
+    fn execute(&self, request: &SendWr, absent: &AtomicBool) -> Result<u32, WcStatus> {
         let Some(peer) = self.state.lock().peer.as_ref().and_then(Weak::upgrade) else {
             return Err(WcStatus::Disconnected);
         };
@@ -252,7 +255,7 @@ impl SimPair {
         if fate == Fate::Lost {
             return Err(WcStatus::Disconnected);
         }
-        let target = Peer { device: &peer.device, owner: peer.state.lock().owner };
+        let target = Peer { device: &peer.device, owner: peer.state.lock().owner, absent };
         let reads_local =
             matches!(request.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         let local = self.local(request.local, reads_local)?;
@@ -375,8 +378,10 @@ impl QueuePair for SimPair {
             if posted >= self.config.send_depth as usize {
                 return Err(PostError::QueueFull { posted });
             }
-            let result = self.execute(request);
-            if result.is_ok() && !request.signaled {
+            let absent = AtomicBool::new(false);
+            let result = self.execute(request, &absent);
+            let absent = self.looks_pages_up() && absent.into_inner();
+            if result.is_ok() && !request.signaled && !absent {
                 continue;
             }
             self.send_cq.push(Completion {
@@ -386,6 +391,7 @@ impl QueuePair for SimPair {
                 status: result.err().unwrap_or(WcStatus::Success),
                 byte_len: result.unwrap_or(0),
                 imm: None,
+                absent,
             });
             if result.is_err() {
                 self.fail();
@@ -409,6 +415,10 @@ impl QueuePair for SimPair {
             state.receives.push_back(*request);
         }
         Ok(())
+    }
+
+    fn looks_pages_up(&self) -> bool {
+        self.device.looks_pages_up()
     }
 
     fn set_region_owner(&self, owner: RegionOwner) {

@@ -289,10 +289,10 @@ impl Attached {
         Self { ring_count, socket_count: pumped.len() - ring_count, pumped }
     }
 
-    /// Whether a thread that waits spins before it sleeps: over one queue pair, or over any number of sockets. Each turn would look at each of several
-    /// rings, which are a server's, one for each client.
+    /// Whether a thread that waits spins before it sleeps: over one queue pair, over any number of sockets, or over the completions that other threads
+    /// make. Each turn would look at each of several rings, which are a server's, one for each client.
     fn is_spun_over(&self) -> bool {
-        self.pumped.len() == 1 || (self.ring_count == 0 && self.socket_count > 0)
+        self.ring_count == 0 || self.pumped.len() == 1
     }
 }
 

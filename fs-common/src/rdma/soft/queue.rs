@@ -34,6 +34,15 @@ pub(super) struct Slots {
     pub(super) receives: AtomicU32,
 }
 
+/// What a request did that succeeded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Done {
+    /// Bytes of it.
+    pub(super) len: u32,
+    /// See [`Completion::absent`].
+    pub(super) absent: bool,
+}
+
 /// A posted receive.
 pub(super) struct PostedReceive {
     pub(super) wr_id: WrId,
@@ -137,19 +146,33 @@ impl QpCore {
         signaled: bool,
         len: u32,
     ) {
-        if status == WcStatus::Success && !signaled {
+        let (done, qp) = (Done { len, absent: false }, self.number);
+        match status {
+            WcStatus::Success => self.complete_done(wr_id, kind, signaled, done),
+            _ => {
+                let completion =
+                    Completion { wr_id, qp, kind, status, byte_len: 0, imm: None, absent: false };
+                self.send_cq.push(completion, &self.slots);
+            }
+        }
+    }
+
+    /// Completes a send work request that succeeded.
+    pub(super) fn complete_done(&self, wr_id: WrId, kind: CompletionKind, signaled: bool, done: Done) {
+        let Done { len: byte_len, absent } = done;
+        if !signaled && !absent {
             self.slots.sends.fetch_sub(1, Ordering::AcqRel);
             return;
         }
-        let byte_len = if status == WcStatus::Success { len } else { 0 };
-        let completion = Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None };
-        self.send_cq.push(completion, &self.slots);
+        let (qp, status) = (self.number, WcStatus::Success);
+        self.send_cq.push(Completion { wr_id, qp, kind, status, byte_len, imm: None, absent }, &self.slots);
     }
 
     /// Completes a receive.
     pub(super) fn complete_receive(&self, wr_id: WrId, status: WcStatus, len: u32, imm: Option<u32>) {
         let kind = if imm.is_some() { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
-        let completion = Completion { wr_id, qp: self.number, kind, status, byte_len: len, imm };
+        let completion =
+            Completion { wr_id, qp: self.number, kind, status, byte_len: len, imm, absent: false };
         self.recv_cq.push(completion, &self.slots);
     }
 
@@ -223,6 +246,10 @@ pub(super) trait LinkQp: Pumped {
     }
     /// Starts the chains of messages that waited.
     fn resume(&self) {}
+    /// See [`QueuePair::looks_pages_up`].
+    fn looks_pages_up(&self) -> bool {
+        false
+    }
     /// Goes to `Error` and flushes; `reason` is logged if it is not an orderly close.
     fn fail(&self, reason: Option<&Breach>);
 }
@@ -276,6 +303,10 @@ impl QueuePair for SoftQp {
 
     fn resume(&self) {
         self.0.resume();
+    }
+
+    fn looks_pages_up(&self) -> bool {
+        self.0.looks_pages_up()
     }
 
     fn set_region_owner(&self, owner: RegionOwner) {

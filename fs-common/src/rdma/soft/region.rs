@@ -60,7 +60,9 @@ impl Region {
     /// A peer's READ of a range that was checked.
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
         match &self.paged {
-            Some(paged) => paged.translated().read(offset, out),
+            Some(paged) => {
+                paged.translated().read(offset, out);
+            }
             None => self.memory.read_as_rnic(offset as usize, out),
         }
     }
@@ -68,7 +70,9 @@ impl Region {
     /// A peer's WRITE to a range that was checked.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
         match &self.paged {
-            Some(paged) => paged.translated().write(offset, bytes),
+            Some(paged) => {
+                paged.translated().write(offset, bytes);
+            }
             None => self.memory.write_word_last(offset as usize, bytes),
         }
     }

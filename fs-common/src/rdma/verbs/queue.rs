@@ -147,6 +147,11 @@ pub trait QueuePair: Send + Sync {
     }
     /// Starts the chains of messages that came while the armed queue's gate was closed, its doorbell behind, or its limit reached.
     fn resume(&self) {}
+    /// Whether this end looks the pages of the peer's paged memory up ([`ProtectionDomain::register_paged`]), and completions say of pages that were
+    /// not there ([`Completion::absent`]). Otherwise the peer's end does, and nobody is told.
+    fn looks_pages_up(&self) -> bool {
+        false
+    }
     /// Target side: from now on the peer's file requests may name the filekeys of this session.
     fn set_region_owner(&self, owner: RegionOwner);
     /// Disconnects; outstanding requests are flushed. Idempotent.

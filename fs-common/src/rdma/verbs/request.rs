@@ -291,6 +291,9 @@ pub struct Completion {
     pub byte_len: u32,
     /// Immediate data, if any came.
     pub imm: Option<u32>,
+    /// A READ or WRITE touched a page of paged memory that was not there. Only where this end looks pages up ([`super::QueuePair::looks_pages_up`]);
+    /// such a request completes even if it was not signaled.
+    pub absent: bool,
 }
 
 /// States of a queue pair, after `ibv_qp_state`. The connection manager drives Reset to ReadyToSend.

@@ -314,7 +314,7 @@ impl VerbsQp {
         let status = status_of(wc.status, wc.wr_id & RECEIVE != 0);
         let completion = |wr_id, kind, byte_len| {
             let byte_len = if status == WcStatus::Success { byte_len } else { 0 };
-            Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None }
+            Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None, absent: false }
         };
         if wc.wr_id & RECEIVE != 0 {
             let is_immediate = wc.imm.is_some() || wc.is_write_imm;
@@ -469,6 +469,7 @@ impl VerbsQp {
             status,
             byte_len: 0,
             imm: None,
+            absent: false,
         }));
     }
 }

@@ -114,6 +114,7 @@ impl VerbsSrq {
             status: WcStatus::Flushed,
             byte_len: 0,
             imm: None,
+            absent: false,
         };
         Some(self.waiting(completion))
     }

@@ -10,7 +10,7 @@ use crate::breach::Breach;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::soft::cq::{Pumped, SoftCq};
-use crate::rdma::soft::queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, writes_local};
+use crate::rdma::soft::queue::{Done, LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, writes_local};
 use crate::rdma::soft::region::{LocalRange, Need};
 use crate::rdma::soft::sys;
 use crate::rdma::verbs::{QpState, Remote, SendOp, SendWr, WcStatus};
@@ -70,9 +70,7 @@ pub(in crate::rdma::soft) struct ShmQp {
 
 /// What happened to the first queued request.
 pub(super) enum Step {
-    Done {
-        len: u32,
-    },
+    Done(Done),
     /// The target does a FLUSH: its answer will complete it.
     Asked {
         sequence: u64,
@@ -190,7 +188,7 @@ impl ShmQp {
                     if attempt > 0 {
                         ring::waits(memory, self.parts.side).store(0, Ordering::Relaxed);
                     }
-                    return Step::Done { len: header.len };
+                    return Step::Done(Done { len: header.len, absent: false });
                 }
                 Ok(None) => {
                     // Announces the wait, then looks again: the peer frees space, then looks for the announcement.
@@ -232,18 +230,18 @@ impl ShmQp {
                     Err(status) => return Step::Failed(status),
                 };
                 let step = self.put_record(sending, header, held.place().into());
-                *published |= matches!(step, Step::Done { .. });
+                *published |= matches!(step, Step::Done(_));
                 return step;
             }
             SendOp::Read(remote) => self.read(sending, &local, remote),
             SendOp::Write(remote) => self.write(sending, &local, remote),
             SendOp::WriteImm(remote, imm) => match self.write(sending, &local, remote) {
-                Ok(len) => {
+                Ok(done) => {
                     // If the ring is full now, the WRITE is repeated later, which is allowed.
-                    let header = RecordHeader { len, imm: Some(imm), of: RecordOf::Write };
+                    let header = RecordHeader { len: done.len, imm: Some(imm), of: RecordOf::Write };
                     let step = self.put_record(sending, header, Body::Empty);
-                    *published |= matches!(step, Step::Done { .. });
-                    return step;
+                    *published |= matches!(step, Step::Done(_));
+                    return if let Step::Done(_) = step { Step::Done(done) } else { step };
                 }
                 Err(status) => Err(status),
             },
@@ -266,25 +264,29 @@ impl ShmQp {
             SendOp::Append { .. } => Err(WcStatus::RemoteInvalid),
         };
         match result {
-            Ok(len) => Step::Done { len },
+            Ok(done) => Step::Done(done),
             Err(status) => Step::Failed(status),
         }
     }
 
-    fn read(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
+    fn read(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<Done, WcStatus> {
         check_transfer(local)?;
+        let mut all_there = true;
         let (memory, offset) = self.place(sending, remote, local.len as u64, Need::Read)?;
         if let Some((to, to_offset)) = local.hold()?.place() {
             match memory {
                 PeerMemory::Whole(memory) => memory.copy_as_rnic(offset as usize, to, to_offset, local.len),
-                PeerMemory::Paged(memory, slot) => memory.copy_out(*slot, offset, to, to_offset, local.len),
+                PeerMemory::Paged(memory, _) => {
+                    all_there = memory.copy_out(offset, to, to_offset, local.len);
+                }
             }
         }
-        Ok(local.len as u32)
+        Ok(Done { len: local.len as u32, absent: !all_there })
     }
 
-    fn write(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
+    fn write(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<Done, WcStatus> {
         check_transfer(local)?;
+        let mut all_there = true;
         let (memory, offset) = self.place(sending, remote, local.len as u64, Need::Write)?;
         if let Some((from, from_offset)) = local.hold()?.place() {
             match memory {
@@ -292,11 +294,11 @@ impl ShmQp {
                     from.copy_to_word_last(from_offset, memory, offset as usize, local.len)
                 }
                 PeerMemory::Paged(memory, slot) => {
-                    memory.copy_in(*slot, offset, from, from_offset, local.len)
+                    all_there = memory.copy_in(*slot, offset, from, from_offset, local.len);
                 }
             }
         }
-        Ok(local.len as u32)
+        Ok(Done { len: local.len as u32, absent: !all_there })
     }
 
     fn atomic(
@@ -305,7 +307,7 @@ impl ShmQp {
         local: &LocalRange,
         remote: Remote,
         operate: impl FnOnce(&AtomicU64) -> u64,
-    ) -> Result<u32, WcStatus> {
+    ) -> Result<Done, WcStatus> {
         if local.len != 8 {
             return Err(WcStatus::LocalLength);
         }
@@ -313,7 +315,7 @@ impl ShmQp {
         let held = local.hold()?;
         let old = operate(memory.atomic_u64(offset));
         held.write(&old.to_le_bytes());
-        Ok(8)
+        Ok(Done { len: 8, absent: false })
     }
 
     /// Executes as many queued requests as can be, in order. Returns why the queue pair broke, if it did.
@@ -328,9 +330,9 @@ impl ShmQp {
         {
             let kind = request.op.kind();
             match self.execute(sending, &request, &mut published) {
-                Step::Done { len } => {
+                Step::Done(done) => {
                     sending.queue.pop_front();
-                    self.complete_in_order(sending, &request, Ok(len));
+                    self.complete_in_order(sending, &request, Ok(done));
                 }
                 Step::Asked { sequence } => {
                     sending.queue.pop_front();
@@ -556,6 +558,10 @@ impl LinkQp for ShmQp {
 
     fn receives_posted(&self) {
         self.pump_rings();
+    }
+
+    fn looks_pages_up(&self) -> bool {
+        true
     }
 
     fn fail(&self, reason: Option<&Breach>) {

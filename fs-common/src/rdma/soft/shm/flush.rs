@@ -31,7 +31,7 @@ use crate::breach::Breach;
 use crate::ids::Rkey;
 use crate::memory::SharedMemory;
 use crate::persist::SyncFailed;
-use crate::rdma::soft::queue::MAX_QUEUE_DEPTH;
+use crate::rdma::soft::queue::{Done, MAX_QUEUE_DEPTH};
 use crate::rdma::soft::region::{Need, PersistenceKind};
 use crate::rdma::verbs::{CompletionKind, Placement, QpState, Remote, SendWr, WcStatus, WrId};
 use rustix::fd::OwnedFd;
@@ -141,7 +141,7 @@ struct Entry {
     /// The number of the answer that it waits for.
     sequence: Option<u64>,
     /// The result, once it is known.
-    result: Option<Result<u32, WcStatus>>,
+    result: Option<Result<Done, WcStatus>>,
 }
 
 /// A FLUSH that the target does, and the requests executed behind it. Bounded by the queue pair's depth.
@@ -219,14 +219,14 @@ impl ShmQp {
             }
             (Placement::Visibility, _) if placed => {
                 fence(Ordering::SeqCst);
-                return Step::Done { len: 0 };
+                return Step::Done(Done::default());
             }
             (Placement::Persistence, PersistenceKind::CacheLines) if placed => {
                 memory.write_back(offset, len as usize);
                 if self.peer_is_gone() {
                     return Step::Broken(Breach::of("the peer was gone before a flush was done"));
                 }
-                return Step::Done { len: 0 };
+                return Step::Done(Done::default());
             }
             _ => {}
         }
@@ -234,7 +234,7 @@ impl ShmQp {
         let asked = Asked { sequence, rkey, offset: offset as u64, len, placement };
         let header = RecordHeader { len: FLUSH_LEN as u32, imm: None, of: RecordOf::Flush };
         match self.put_record(sending, header, Body::Bytes(&asked.encode())) {
-            Step::Done { .. } => Step::Asked { sequence },
+            Step::Done(_) => Step::Asked { sequence },
             other => other,
         }
     }
@@ -244,12 +244,12 @@ impl ShmQp {
         &self,
         sending: &mut Sending,
         request: &SendWr,
-        result: Result<u32, WcStatus>,
+        result: Result<Done, WcStatus>,
     ) {
         let kind = request.op.kind();
         match result {
-            Ok(len) if sending.outstanding.is_empty() => {
-                self.core.complete_send(request.wr_id, kind, WcStatus::Success, request.signaled, len);
+            Ok(done) if sending.outstanding.is_empty() => {
+                self.core.complete_done(request.wr_id, kind, request.signaled, done);
             }
             result => {
                 sending.outstanding.failed |= result.is_err();
@@ -336,7 +336,7 @@ impl ShmQp {
         while let Some(answer) = sending.answers.front().copied() {
             let header = RecordHeader { len: FLUSH_LEN as u32, imm: None, of: RecordOf::Flushed };
             match self.put_record(sending, header, Body::Bytes(&answer.encode())) {
-                Step::Done { .. } => {
+                Step::Done(_) => {
                     sending.answers.pop_front();
                     published = true;
                 }
@@ -358,7 +358,7 @@ impl ShmQp {
                 answer.sequence
             )));
         };
-        entry.result = Some(answer.result.map(|()| 0));
+        entry.result = Some(answer.result.map(|()| Done::default()));
         outstanding.failed |= answer.result.is_err();
         while let Some(entry) = outstanding.entries.front()
             && let Some(result) = entry.result
@@ -366,7 +366,7 @@ impl ShmQp {
             let (wr_id, kind, signaled) = (entry.wr_id, entry.kind, entry.signaled);
             outstanding.entries.pop_front();
             match result {
-                Ok(len) => self.core.complete_send(wr_id, kind, WcStatus::Success, signaled, len),
+                Ok(done) => self.core.complete_done(wr_id, kind, signaled, done),
                 Err(status) => {
                     self.core.become_state(QpState::Error);
                     self.core.complete_send(wr_id, kind, status, true, 0);

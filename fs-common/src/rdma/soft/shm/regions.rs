@@ -27,7 +27,7 @@ const ANNOUNCEMENT_WAIT: Duration = Duration::from_secs(2);
 /// The memory of a peer's region.
 pub(super) enum PeerMemory {
     Whole(SharedMemory),
-    /// Its pages come and go; this side's slot in its table.
+    /// Its pages come and go; this side's slot in its table, for WRITEs.
     Paged(Translated, usize),
 }
 
@@ -141,7 +141,7 @@ impl ShmQp {
         self.unannounced.store(!announcements.pending.is_empty(), Ordering::Release);
     }
 
-    /// Announces memory whose pages come and go. The peer gets a slot of its own, in which it notes what it copies.
+    /// Announces memory whose pages come and go. The peer gets a slot of its own, in which it notes what it writes.
     fn announce_paged(&self, region: &Region, paged: &PagedMemory, index: u32) -> std::io::Result<()> {
         let slot = paged.claim_slot(self.slot_owner()).ok_or_else(|| {
             std::io::Error::other("it has no more slots for peers that map it; connect over another link")

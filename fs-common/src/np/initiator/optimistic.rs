@@ -1,0 +1,241 @@
+//! The one-sided way (NP-RDMA section 3.1): what is posted, and how it is known that it was done.
+//!
+//! | access | posted | done if | else |
+//! |--------|--------|---------|------|
+//! | READ | READ | no page's part is the signature | the target, for the range from the first such page to the last |
+//! | WRITE, all entries known | WRITE, READ of the entries | each page stayed: same frame, same version | see below |
+//! | WRITE, not all known | READ of the entries, WRITE, READ of the entries | the same | see below |
+//!
+//! A WRITE of which a page did not stay goes once more, if all its pages now have frames; otherwise the target is asked, for the range from the first
+//! such page to the last. WRITEs that are not signaled are checked together, when the next request is that is, or when one has to wait for them.
+//!
+//! **Where this end of the link looks pages up** ([`QueuePair::looks_pages_up`](crate::rdma::QueuePair::looks_pages_up)) completions say what the accesses met, and a
+//! WRITE that met an absent page completes though it is not signaled.
+//!
+//! | access | posted | done if its completion tells of no absent page | else |
+//! |--------|--------|------------------------------------------------|------|
+//! | READ | READ | without a look at the bytes | looks for the signature, as above |
+//! | WRITE to one page | WRITE | | the target |
+//! | WRITE to several | WRITE | | once more, between two READs of the entries, as above |
+//!
+//! What is not signaled has no completion to tell that it was executed. There a READ of one entry is posted behind it.
+
+use super::flight::widened;
+use super::peer::{BATCH_CHECKED, ENTRIES_MAX, NpPeer, READ_DONE, ROOM, WRITE_CHECKED};
+use crate::ids::{PAGE_SIZE, Rkey};
+use crate::memory::SharedMemory;
+use crate::memory::paged::PageEntry;
+use crate::np::wire::Welcome;
+use crate::rdma::{Remote, SendOp, SendWr, WrId};
+use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
+
+/// WRITEs beyond so many pages are checked at once, signaled or not.
+const BATCHED_PAGES_MAX: u64 = 16;
+
+impl NpPeer {
+    pub(super) fn post_read(&mut self, slot: usize) {
+        let wr = &self.flights[slot].wr;
+        let Some((region, at)) = self.local(wr) else { return };
+        let read = SendWr {
+            wr_id: WrId(READ_DONE << 32 | slot as u64),
+            op: SendOp::Read(self.welcome.region.at(wr.offset)),
+            local: region.sge(at, wr.len),
+            signaled: true,
+        };
+        self.posts.push(read);
+    }
+
+    pub(super) fn post_write(&mut self, slot: usize, signaled: bool) {
+        let flight = &self.flights[slot];
+        let Some((region, at)) = self.local(&flight.wr) else { return };
+        let pages = flight.pages();
+        let count = pages.end() - pages.start() + 1;
+        let alone = signaled && self.unchecked.is_empty() || count > BATCHED_PAGES_MAX;
+        let told = flight.told;
+        let checked = WrId(WRITE_CHECKED << 32 | slot as u64);
+        let write = SendWr {
+            wr_id: if alone && told { checked } else { WrId(slot as u64) },
+            op: SendOp::Write(self.welcome.region.at(flight.wr.offset)),
+            local: region.sge(at, flight.wr.len),
+            signaled: alone && told,
+        };
+        self.flights[slot].entries_in = (slot, *pages.start());
+        if !told && !self.recall(slot, &pages) {
+            let entries = self.entries(slot * ROOM, *pages.start(), count, None);
+            self.posts.push(entries);
+        }
+        self.posts.push(write);
+        if !alone {
+            self.unchecked.push(slot);
+        } else if !told {
+            let at = slot * ROOM + ENTRIES_MAX * 8;
+            let check = self.entries(at, *pages.start(), count, Some(checked));
+            self.posts.push(check);
+        }
+    }
+
+    /// Puts the entries that pages had when they were last seen where those from before a WRITE are; `false`: they are not all known. Where
+    /// completions tell of absent pages, entries are looked at so rarely that none are kept.
+    fn recall(&self, slot: usize, pages: &RangeInclusive<u64>) -> bool {
+        !self.tells
+            && pages.clone().enumerate().all(|(index, page)| {
+                let known = self.versions.get(page);
+                if let Some(entry) = known {
+                    let at = slot * ROOM + index * 8;
+                    self.control.memory().store_u64(at, entry.0, Ordering::Relaxed);
+                }
+                known.is_some()
+            })
+    }
+
+    /// A READ of entries into the control memory.
+    fn entries(&mut self, at: usize, first: u64, count: u64, wr_id: Option<WrId>) -> SendWr {
+        self.figures.entry_reads += 1;
+        SendWr {
+            wr_id: wr_id.unwrap_or(WrId(0)),
+            op: SendOp::Read(Remote::Memory {
+                rkey: Rkey(self.welcome.table_rkey),
+                offset: self.welcome.table_address.wrapping_add(first * 8),
+            }),
+            local: self.control.sge(at as u64, (count * 8) as u32),
+            signaled: wr_id.is_some(),
+        }
+    }
+
+    /// Checks the WRITEs that nobody has checked, with one READ for those that follow each other in the region (section 3.1.1).
+    pub(super) fn check_batch(&mut self) {
+        let Some(last) = self.unchecked.last().copied() else { return };
+        let batch = std::mem::take(&mut self.unchecked);
+        let mut reads: Vec<(usize, RangeInclusive<u64>)> = Vec::new();
+        for slot in &batch {
+            let flight = &mut self.flights[*slot];
+            if flight.told {
+                continue;
+            }
+            let pages = flight.pages();
+            match reads.last_mut() {
+                // Pages that the last READ has, or that are next to them.
+                Some((of, read))
+                    if (*read.start()..=read.end() + 1).contains(pages.start())
+                        && pages.end() - read.start() < ENTRIES_MAX as u64 =>
+                {
+                    *read = *read.start()..=*read.end().max(pages.end());
+                    flight.entries_in = (*of, *read.start());
+                }
+                _ => {
+                    flight.entries_in = (*slot, *pages.start());
+                    reads.push((*slot, pages));
+                }
+            }
+        }
+        if reads.is_empty() {
+            // Their completions tell, or would have told when one behind them has come.
+            reads.push((last, 0..=0));
+        }
+        let count = reads.len();
+        for (index, (slot, pages)) in reads.into_iter().enumerate() {
+            let at = slot * ROOM + ENTRIES_MAX * 8;
+            let wr_id = (index + 1 == count).then_some(WrId(BATCH_CHECKED << 32));
+            let check = self.entries(at, *pages.start(), pages.end() - pages.start() + 1, wr_id);
+            self.posts.push(check);
+        }
+        self.batches.push_back(batch);
+    }
+
+    /// Looks for the signature in what a READ brought.
+    pub(super) fn check_read(&mut self, slot: usize) {
+        let flight = &self.flights[slot];
+        let mut missing: Option<(usize, usize)> = None;
+        if (!flight.told || flight.absent)
+            && let Some((region, at)) = self.local(&flight.wr)
+        {
+            for page in flight.pages() {
+                let (start, len) = flight.part(page);
+                let in_page = ((flight.wr.offset + start as u64) % PAGE_SIZE as u64) as usize;
+                if is_signature(&self.welcome, region.memory(), at as usize + start, in_page, len) {
+                    missing = widened(missing, (start, len));
+                }
+            }
+        }
+        match missing {
+            None => {
+                self.figures.one_sided += 1;
+                self.finish(slot);
+            }
+            Some((start, end)) => {
+                self.figures.read_faults += 1;
+                self.ask(slot, start, end);
+            }
+        }
+    }
+
+    /// Looks whether a WRITE went into its pages.
+    pub(super) fn check_write(&mut self, slot: usize) {
+        let flight = &self.flights[slot];
+        let (missing, all_there) = match (flight.told, flight.absent) {
+            (false, _) => self.moved(slot),
+            (true, false) => (None, true),
+            // Which of several pages it met, the entries will tell.
+            (true, true) => (Some((0, flight.wr.len as usize)), flight.pages().count() > 1),
+        };
+        let flight = &mut self.flights[slot];
+        let was_repeated = flight.repeated;
+        let Some((start, end)) = missing else {
+            self.figures.one_sided += 1;
+            self.figures.repeated += u64::from(was_repeated);
+            return self.finish(slot);
+        };
+        if was_repeated {
+            return self.ask(slot, start, end);
+        }
+        self.figures.write_faults += 1;
+        if all_there {
+            (flight.repeated, flight.told) = (true, false);
+            self.post_write(slot, true);
+            self.check_batch();
+        } else {
+            self.ask(slot, start, end);
+        }
+    }
+
+    /// The range from the first page of a WRITE that did not stay to the last, and whether all pages have frames now.
+    fn moved(&mut self, slot: usize) -> (Option<(usize, usize)>, bool) {
+        let (mut missing, mut all_there): (Option<(usize, usize)>, bool) = (None, true);
+        let flight = &self.flights[slot];
+        let word = |at: usize| PageEntry(self.control.memory().load_u64(at));
+        let (entries_in, first) = flight.entries_in;
+        for (index, page) in flight.pages().enumerate() {
+            let before = word(slot * ROOM + index * 8);
+            let after = word(entries_in * ROOM + (ENTRIES_MAX + (page - first) as usize) * 8);
+            if !self.tells {
+                self.versions.see(page, after);
+            }
+            if !before.stayed(after) {
+                missing = widened(missing, flight.part(page));
+            }
+            all_there &= after.is_resident();
+        }
+        (missing, all_there)
+    }
+}
+
+/// Whether a part of a page is what the signature page has there.
+fn is_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: usize, len: usize) -> bool {
+    // Nearly all data differs in its first bytes. One load of a word costs less than the start of a copy.
+    if len >= 8 && at.is_multiple_of(8) {
+        let word = memory.load_u64_relaxed(at).to_ne_bytes();
+        if word != welcome.signature.word(in_page) {
+            return false;
+        }
+    }
+    let mut first = [0; 32];
+    let first = &mut first[..len.min(32)];
+    memory.read(at, first);
+    if !welcome.signature.covers(in_page, first) {
+        return false;
+    }
+    let mut bytes = vec![0; len];
+    memory.read(at, &mut bytes);
+    welcome.signature.covers(in_page, &bytes)
+}
