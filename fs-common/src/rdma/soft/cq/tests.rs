@@ -28,7 +28,7 @@ impl Pumped for Fake {
             let (kind, status) = (CompletionKind::Recv, WcStatus::Success);
             let slots = Arc::new(Slots::default());
             slots.receives.store(1, Ordering::Relaxed);
-            queue.push(Completion { wr_id, qp, kind, status, byte_len: 1, imm: None }, &slots);
+            queue.push(Completion { wr_id, qp, kind, status, byte_len: 1, imm: None, absent: false }, &slots);
         }
     }
 
