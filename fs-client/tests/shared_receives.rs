@@ -101,7 +101,7 @@ mod rdma {
     /// More halves of messages than a worker has receives for their sender.
     const HALVES: u8 = 70;
 
-    fn serve() -> Serve {
+    pub(super) fn serve() -> Serve {
         Serve {
             frames: 256,
             listen: vec![serving::rdma_endpoint()],
@@ -111,7 +111,7 @@ mod rdma {
         }
     }
 
-    fn made_pool(directory: &Path) -> PathBuf {
+    pub(super) fn made_pool(directory: &Path) -> PathBuf {
         let pool = directory.join("pool");
         let format = FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() };
         serving::make_pool(&format, [4; 16]);
@@ -122,7 +122,7 @@ mod rdma {
         ClusterKey::generate(&format!("key-{seed}"), &SeededRandom::new(seed)).expect("a key")
     }
 
-    fn with_keys(seeds: &[u64]) -> SoftOptions {
+    pub(super) fn with_keys(seeds: &[u64]) -> SoftOptions {
         let keys = seeds.iter().map(|seed| key(*seed)).collect();
         let tcp = TcpSecurity::Keys(ClusterKeys::new(keys).expect("keys"));
         SoftOptions { tcp, ..SoftOptions::default() }
@@ -189,5 +189,52 @@ mod rdma {
 
     fn hostile_key() -> PeerKey {
         PeerKey::Key("key-2".into())
+    }
+}
+
+/// Not among those that `rdma-test.sh` runs: it takes more than a minute there.
+mod crowd {
+    use super::rdma::{made_pool, serve, with_keys};
+    use super::running::{serving, until};
+    use super::*;
+    use cuttlefs_common::rdma::{open_to_connect, open_to_listen};
+    use cuttlefs_server::rights::ExportRule;
+
+    /// An RNIC's completion queue holds only so many connections' completions: those of a worker of rdma_rxe's some 990. A holder of one key makes
+    /// as many as it gets at the only worker, and others still get theirs.
+    #[test]
+    #[ignore = "wants an RNIC"]
+    fn who_takes_all_connections_that_it_gets_leaves_some_to_others() {
+        let directory = tempfile::tempdir().expect("directory");
+        let pool = made_pool(directory.path());
+        let listen = open_to_listen(&[serving::rdma_endpoint()], with_keys(&[1, 2, 3])).expect("an RNIC");
+        let exports = vec![ExportRule::default()];
+        let running = serving::serve_with_workers(1, listen, exports, &pool, serve()).expect("start");
+        let endpoint = running.endpoints().remove(0);
+        let device_of = |seed| open_to_connect(&endpoint, with_keys(&[seed])).expect("an RNIC");
+        let volume = serving::connect_by(device_of(1), &endpoint, "honest", 2, false);
+        let handle = create(&volume);
+        let connections = &running.server().admission.connections;
+        let before = connections.len();
+        let hostile = device_of(2);
+        let mut all = Vec::new();
+        let refusal = loop {
+            match Peer::try_connected(hostile.as_ref(), &endpoint) {
+                Ok(peer) => {
+                    // One session, which stays.
+                    peer.attach(100);
+                    all.push(peer);
+                }
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(refusal.contains("this peer has its share of"), "{refusal}");
+        assert!(all.len() > 64, "a mount with all lanes in use has as many, and this peer {}", all.len());
+        goes_on(&volume, handle, 1);
+        Peer::attached(device_of(3).as_ref(), &endpoint, 101);
+        drop(all);
+        until("nothing of them is left", || connections.len() == before);
+        volume.shut_down();
+        running.stop();
     }
 }

@@ -1,9 +1,9 @@
 //! File descriptors of this process: as many as the system grants, and some reserved for its own files.
 //!
-//! The kernel gives the lowest free number, so a descriptor's number says how many there are at least. A listener that is
-//! given one of the last `OWN_DESCRIPTORS` closes it again, so that the database, logs and `status` still get theirs.
+//! The kernel gives the lowest free number, so a descriptor's number says how many there are at least. Who accepts a
+//! connection and is given one of the last `OWN_DESCRIPTORS` for it closes it again, so that the database, logs and `status` still get theirs.
 
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 
@@ -28,9 +28,9 @@ pub fn raise_limit() -> io::Result<u64> {
 }
 
 /// Whether a peer's connection may have this descriptor.
-pub fn is_for_peers(descriptor: &OwnedFd) -> bool {
+pub fn is_for_peers(descriptor: impl AsFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(0);
+    let number = u64::try_from(descriptor.as_fd().as_raw_fd()).unwrap_or(0);
     // A process with a small limit, such as a test or a client, reserves only a part of it.
     number < limit - OWN_DESCRIPTORS.min(limit / 4)
 }

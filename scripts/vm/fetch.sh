@@ -26,9 +26,6 @@ done
 
 store=$CUTTLEFS_TOOLS/vm
 mkdir -p "$store" || exit 1
-# One fetch at a time, so that everything that is there is complete.
-exec 9>"$store/lock"
-flock 9
 
 # Where apt looks: as configured on this machine, or with TRIXIE.
 trixie=$store/apt-trixie
@@ -79,8 +76,11 @@ case $version in
     7.2* | *+deb13-amd64) suffix=+deb13-amd64 ;;
     *) unavailable "no kernel $version; the head of $0 names those that there are" ;;
 esac
+# One fetch of a kind at a time, so that everything that is there is complete. Others go on while a debug kernel is built.
+exec 9>"$store/lock.${suffix#?}"
+flock 9
 if [[ $version == debug ]]; then
-    version=$(find "$store" -maxdepth 1 -name "*-debug" -printf '%f\n' | sort -V | tail -n 1)
+    version=$(find "$store" -maxdepth 1 -type d -name "*-debug" -printf '%f\n' | sort -V | tail -n 1)
     # What Debian's package of the source is called: 6.12.117-1~deb12u1.
     newest() { apt-cache policy linux-source-6.12 | sed -n 's/^  Candidate: \([0-9.]*\)-.*/\1-debug/p'; }
     if [[ -z $version ]]; then

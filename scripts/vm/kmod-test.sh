@@ -2,6 +2,7 @@
 # Builds kmod-iommu and runs its tests in virtual machines behind an Intel and an AMD IOMMU, with QEMU's edu as the device that does DMA.
 # usage: kmod-test.sh [-k VERSION] [-p "PROGRAM ARGUMENT..."] [intel|amd|intel-scalable]...     without names, the first two (about 90 s each on an
 #   idle machine)    -p  another program than window_test: `bench` is window_bench, everything else a command
+#   CUTTLEFS_VM_LIMIT_S   each machine's time (900); `-k debug` takes several times as long as another kernel
 # Last line: N passed, N failed.
 # Exit status 3: this machine can run no virtual machine.
 source "$(dirname "$0")/../env.sh"
@@ -40,7 +41,7 @@ for name; do
         *) die "unknown IOMMU $name; see the head of $0" ;;
     esac
     say "kmod-iommu on $version behind $name"
-    "$ROOT/scripts/vm/run.sh" -k "$version" -t 900 -m 4096 -M q35,kernel-irqchip=off "${devices[@]}" -D edu,dma_mask=0xffffffff -K "$arguments loglevel=1" -- \
+    "$ROOT/scripts/vm/run.sh" -k "$version" -t "${CUTTLEFS_VM_LIMIT_S:-900}" -m 4096 -M q35,kernel-irqchip=off "${devices[@]}" -D edu,dma_mask=0xffffffff -K "$arguments loglevel=1" -- \
         bash "$ROOT/scripts/vm/kmod-guest.sh" "$work" "${program[@]}" | tee "$work/out-$name"
     status=${PIPESTATUS[0]} of_tests=0
     if [[ $(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/out-$name" | tail -n 1) =~ ^([0-9]+)\ passed,\ ([0-9]+) ]]; then

@@ -3,7 +3,8 @@
 # usage: rdma-suites.sh [SUITE...]     without names: pjdfstest, fsx, kill, faults, liar. The last two are rdma-NAME.sh, all others scripts/suites/NAME.sh.
 #   CUTTLEFS_BIN          the programs, built with RDMA hardware (target/release)
 #   CUTTLEFS_VM_LIMIT_S   each machine's time (7200)
-# Without KVM they take hours (fsx does some 15 operations a second on a busy machine); `faults` takes 10 minutes, 22 on a busy one, `liar` two.
+# Without KVM they take hours; fsx half an hour with CUTTLEFS_VM_CORES=1 (57 operations a second on a busy machine), `faults` 10
+# minutes, 22 on a busy machine, `liar` two.
 # Last line: N passed, N failed. Logs: target/test-logs/NAME-rdma.log.
 # Exit status 3: this machine can run no virtual machine.
 source "$(dirname "$0")/../env.sh"

@@ -7,7 +7,7 @@ use cuttlefs_common::ids::{SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion,
-    QpConfig, QpState, QueuePair, RecvWr, SendOp, SendWr, WcStatus, WrId,
+    QpConfig, QpState, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use cuttlefs_common::rpc::{
     Attached, HEADER_LEN, MAX_MESSAGE_BYTES, Reply, ReplyHeader, Request, RequestHeader, SessionSecret,
@@ -33,6 +33,11 @@ pub struct Peer {
 impl Peer {
     /// Connects.
     pub fn connected(device: &dyn Device, endpoint: &Endpoint) -> Self {
+        Self::try_connected(device, endpoint).expect("connect")
+    }
+
+    /// Connects, if the server lets it in.
+    pub fn try_connected(device: &dyn Device, endpoint: &Endpoint) -> Result<Self, RdmaError> {
         let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(64).expect("a queue"));
         let memory = Arc::new(SharedMemory::new("peer", 2 * DEPTH * MESSAGE).expect("memory"));
         let mr = pd.register(memory, Access::LOCAL).expect("register");
@@ -45,20 +50,26 @@ impl Peer {
             receives: (0..DEPTH).map(receive).collect(),
             timeout: PATIENCE,
         };
-        let qp = pd.connect(endpoint, options).expect("connect").qp;
-        Self { cq, mr, qp }
+        let qp = pd.connect(endpoint, options)?.qp;
+        Ok(Self { cq, mr, qp })
     }
 
     /// Connects and attaches, as the client of this secret. Returns also what the server says to that.
     pub fn attached(device: &dyn Device, endpoint: &Endpoint, secret: u8) -> (Self, Attached) {
         let peer = Self::connected(device, endpoint);
+        let attached = peer.attach(secret);
+        (peer, attached)
+    }
+
+    /// Attaches as the client of this secret. Returns what the server says to that.
+    pub fn attach(&self, secret: u8) -> Attached {
         let secret = SessionSecret([secret; 16]);
-        peer.post(&[(0, Request::Attach { secret, label: "peer", subtree: b"" })]);
-        let message = peer.message();
+        self.post(&[(0, Request::Attach { secret, label: "peer", subtree: b"" })]);
+        let message = self.message();
         let (header, body) = ReplyHeader::parse(&message).expect("a reply");
         assert_eq!((header.slot, header.result), (SlotIndex(0), Ok(())));
         let Reply::Attached(attached) = Reply::parse(body).expect("an answer") else { panic!("attached") };
-        (peer, attached)
+        attached
     }
 
     /// Sends these requests with one doorbell, each in its slot.

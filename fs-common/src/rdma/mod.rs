@@ -34,9 +34,9 @@ pub use peer_key::PeerKey;
 pub use shared_receives::SharedReceiveQueue;
 pub use url::{Endpoint, EndpointError, Via};
 pub use verbs::{
-    Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
-    DeviceFigures, FileAtomic, FileRead, FileTarget, FileValue, FileWrite, FlushReach, HELLO_WAIT, Incoming,
-    LinkKind, Listener, MemoryRegion, PagedAccess, Placement, PostError, ProtectionDomain, QpConfig, QpState,
-    QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId,
-    WrId,
+    Access, Capabilities, Completion, CompletionKind, CompletionPlaces, CompletionQueue, ConnectOptions,
+    Connected, Device, DeviceFigures, FileAtomic, FileRead, FileTarget, FileValue, FileWrite, FlushReach,
+    HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, PagedAccess, Placement, PostError,
+    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteRange,
+    SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };

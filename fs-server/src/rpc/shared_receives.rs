@@ -141,6 +141,12 @@ impl PeersReceives {
         Ok(receives)
     }
 
+    /// How many connections of a peer have its receives here.
+    pub(crate) fn connections(&self, peer: &PeerKey) -> usize {
+        // One is this look's.
+        self.of_peer.lock().get(peer).map_or(0, |receives| Arc::strong_count(&receives) - 1)
+    }
+
     /// Takes a message as [`SharedReceives::take`] does. Nothing if the receives are gone: then its connection is gone, too.
     pub(crate) fn take(&self, queue: u32, index: usize, len: usize) -> Vec<u8> {
         let receives = self.by_number.lock().get(&queue);

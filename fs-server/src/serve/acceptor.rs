@@ -3,19 +3,17 @@
 use super::{Door, join};
 use crate::rnics::RnicIndex;
 use crate::rpc::connection::{Connection, ReceivesOf};
-use crate::rpc::queues::RnicQueues;
+use crate::rpc::queues::{RnicQueues, SEND_DEPTH};
 use crate::server::Server;
 use crate::shares::Resource;
+use cuttlefs_common::descriptors::is_for_peers;
 use cuttlefs_common::panic_ends;
-use cuttlefs_common::rdma::{Incoming, Listener, QpConfig, RdmaError};
+use cuttlefs_common::rdma::{Incoming, LinkKind, Listener, QpConfig, RdmaError};
 use cuttlefs_common::rpc::POSTED_INLINE_BYTES;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-/// Depth of a connection's send queue: replies, and the transfers of its running requests. A fetch whose wanted pages are all apart is 128 transfers,
-/// but they are posted one after the other.
-const SEND_DEPTH: u32 = 32;
 const RECEIVE_DEPTH: u32 = crate::rpc::connection::RECEIVES as u32;
 
 /// A listener's thread.
@@ -87,6 +85,12 @@ pub(super) fn accept(
             return None;
         }
     };
+    if let Some(reason) = queues.lacks_room(place.peer().key()) {
+        server.counters.refused.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(peer = %identity, reason, "refusing a connection");
+        incoming.refuse(reason);
+        return None;
+    }
     let pd = server.rnics.get(rnic).pd.as_ref();
     let accept = || -> Result<_, RdmaError> {
         let receives_of = match &queues.receives {
@@ -98,6 +102,13 @@ pub(super) fn accept(
             ReceivesOf::Connection => QpConfig::new(&queues.cq, SEND_DEPTH, RECEIVE_DEPTH),
         };
         let region = Connection::register(pd, &receives_of)?;
+        if incoming.link() == LinkKind::Rdma && !is_for_peers(region.memory().fd()) {
+            return Err(RdmaError::Io {
+                action: "get a descriptor for",
+                endpoint: "a connection".into(),
+                source: std::io::Error::other("nearly as many files are open as may be (ulimit -n)"),
+            });
+        }
         let receives = Connection::receives(region.as_ref(), &receives_of);
         Ok((incoming.accept(qp.inline(POSTED_INLINE_BYTES), receives)?, region, receives_of))
     };

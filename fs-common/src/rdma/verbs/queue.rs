@@ -165,9 +165,22 @@ pub(in crate::rdma) fn no_chains() -> RdmaError {
     )
 }
 
+/// Places for the completions of all queue pairs that use a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletionPlaces {
+    /// Those that are promised to queue pairs.
+    pub promised: u32,
+    /// The most there can be.
+    pub most: u32,
+}
+
 /// A queue from which completions are polled, after `ibv_cq` with a completion channel. It is `Any`, so that a provider recognises its own queues
 /// when a queue pair is made with them.
 pub trait CompletionQueue: Any + Send + Sync {
+    /// Its places, if there is a bound: an RNIC's queue holds only so many completions, and its queue pairs are promised theirs.
+    fn places(&self) -> Option<CompletionPlaces> {
+        None
+    }
     /// Appends up to `max` completions to `out` and returns how many. Never blocks. Also drives the provider
     /// where it has no thread of its own.
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize;

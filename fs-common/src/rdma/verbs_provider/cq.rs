@@ -17,7 +17,7 @@ use super::shared_receives::{VerbsSrq, queue_of};
 use super::sys;
 use crate::ids::QpNumber;
 use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
-use crate::rdma::verbs::{Completion, CompletionQueue};
+use crate::rdma::verbs::{Completion, CompletionPlaces, CompletionQueue};
 use crate::spin::SpinBudget;
 use parking_lot::{Mutex, RwLock};
 use rustix::event::epoll;
@@ -233,6 +233,11 @@ impl VerbsCq {
 }
 
 impl CompletionQueue for VerbsCq {
+    fn places(&self) -> Option<CompletionPlaces> {
+        let places = self.places.lock();
+        Some(CompletionPlaces { promised: places.promised, most: places.most })
+    }
+
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
         let mut waiting = self.waiting.lock();
         if waiting.len() < max {
