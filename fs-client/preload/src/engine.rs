@@ -8,6 +8,7 @@
 //! What does not come in time is left to the kernel: the server may be away, and there the program waits as in any mount.
 
 use crate::descriptor::FileId;
+use crate::kernel::{self, Signals};
 use crate::state::{self, State};
 use cuttlefs_client::fuse::MountTable;
 use cuttlefs_client::native::{ConnectOptions, File, InodeNo, OpenOptions, Session, Trust};
@@ -49,7 +50,11 @@ impl Engine {
             }
         };
         let spawn = || std::thread::Builder::new().name("cuttlefs-engine".to_owned()).spawn(body).ok();
-        without_signals(spawn)?;
+        // The thread, and those that it spawns, block what this one does: handlers are the program's, and run in its threads.
+        let before = kernel::block(Signals::ALL);
+        let spawned = spawn();
+        kernel::block_only(before);
+        spawned?;
         Some(Self { jobs })
     }
 
@@ -67,22 +72,6 @@ impl Engine {
             let _ = answered.recv_timeout(END_WAIT);
         }
     }
-}
-
-/// Runs `spawn` while the calling thread blocks all signals, as the thread that it spawns, and those of that thread, will: handlers are the program's,
-/// and run in its threads.
-fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
-    // SAFETY: an all-zero set is a set, and is filled before it is used.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: both sets are this function's own.
-    unsafe {
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-    }
-    let spawned = spawn();
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
-    spawned
 }
 
 /// Gives the calling thread an empty descriptor table of its own, in which 0, 1 and 2 lead nowhere.

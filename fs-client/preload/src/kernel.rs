@@ -115,25 +115,37 @@ pub(crate) fn cancellation_point() {
 #[derive(Clone, Copy)]
 pub(crate) struct Signals(u64);
 
-/// Blocks the calling thread's signals. Returns those that were blocked before. Not what the thread's own instructions raise: it would end the program.
-/// Nor the C library's own signal by which all threads change their user: the thread that changes it would wait.
-pub(crate) fn block_signals() -> Signals {
-    const SIGSETXID: i32 = 33;
-    const RUN: [i32; 7] =
-        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, SIGSETXID];
-    let blocked = RUN.iter().fold(u64::MAX, |all, signal| all & !(1 << (signal - 1)));
-    let mut before = 0;
+impl Signals {
+    /// All, but the C library's own by which all threads change their user: the thread that changes it would wait.
+    pub(crate) const ALL: Self = Self(u64::MAX).without(33);
+    /// Those that others send. What a thread's own instructions raise would end the program, if it was blocked.
+    pub(crate) const SENT: Self = Self::ALL
+        .without(libc::SIGSEGV)
+        .without(libc::SIGBUS)
+        .without(libc::SIGFPE)
+        .without(libc::SIGILL)
+        .without(libc::SIGTRAP)
+        .without(libc::SIGSYS);
+
+    const fn without(self, signal: c_int) -> Self {
+        Self(self.0 & !(1 << (signal - 1)))
+    }
+}
+
+/// Blocks these signals of the calling thread, too. Returns those that were blocked before.
+pub(crate) fn block(signals: Signals) -> Signals {
+    let mut before = Signals(0);
     // Not by the C library: it leaves out the signal by which threads are cancelled.
     // SAFETY: both sets are this function's own, and have the kernel's eight bytes.
     unsafe {
-        let (how, set, old) = (libc::SIG_BLOCK, &raw const blocked, &raw mut before);
+        let (how, set, old) = (libc::SIG_BLOCK, &raw const signals.0, &raw mut before.0);
         libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, size_of::<u64>());
     }
-    Signals(before)
+    before
 }
 
 /// Blocks these signals and no others. Handlers of those that came meanwhile run now.
-pub(crate) fn unblock(before: Signals) {
+pub(crate) fn block_only(before: Signals) {
     // SAFETY: the kernel reads eight bytes.
     unsafe {
         let (how, set, old) = (libc::SIG_SETMASK, &raw const before.0, std::ptr::null_mut::<u64>());

@@ -39,7 +39,7 @@ pub(crate) struct Inside {
 impl Drop for Inside {
     fn drop(&mut self) {
         INSIDE.set(false);
-        kernel::unblock(self.signals);
+        kernel::block_only(self.signals);
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn enter() -> Option<Inside> {
     if is_inside() {
         return None;
     }
-    let signals = kernel::block_signals();
+    let signals = kernel::block(Signals::SENT);
     INSIDE.set(true);
     Some(Inside { signals })
 }
