@@ -89,19 +89,21 @@ mod rdma {
     use super::*;
     use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
     use cuttlefs_common::rdma::soft::{SoftOptions, TcpSecurity};
-    use cuttlefs_common::rdma::{open_to_connect, open_to_listen};
+    use cuttlefs_common::rdma::{Device, Endpoint, open_to_connect, open_to_listen};
     use cuttlefs_common::world::SeededRandom;
     use cuttlefs_server::pages::Hotspots;
     use cuttlefs_server::pages::policy::RegionPolicy;
     use cuttlefs_server::pool::FormatOptions;
     use cuttlefs_server::rights::ExportRule;
+    use cuttlefs_server::serve::RunningServer;
     use serving::Serve;
     use std::path::{Path, PathBuf};
+    use std::sync::Arc;
 
     /// More halves of messages than a worker has receives for their sender.
     const HALVES: u8 = 70;
 
-    pub(super) fn serve() -> Serve {
+    fn serve() -> Serve {
         Serve {
             frames: 256,
             listen: vec![serving::rdma_endpoint()],
@@ -122,7 +124,17 @@ mod rdma {
         ClusterKey::generate(&format!("key-{seed}"), &SeededRandom::new(seed)).expect("a key")
     }
 
-    pub(super) fn with_keys(seeds: &[u64]) -> SoftOptions {
+    /// Serves the holders of these keys, all by one worker.
+    pub(super) fn serve_keys(seeds: &[u64], pool: &Path) -> RunningServer {
+        let listen = open_to_listen(&[serving::rdma_endpoint()], with_keys(seeds)).expect("an RNIC");
+        serving::serve_with_workers(1, listen, vec![ExportRule::default()], pool, serve()).expect("start")
+    }
+
+    pub(super) fn device_with_key(seed: u64, endpoint: &Endpoint) -> Arc<dyn Device> {
+        open_to_connect(endpoint, with_keys(&[seed])).expect("an RNIC")
+    }
+
+    fn with_keys(seeds: &[u64]) -> SoftOptions {
         let keys = seeds.iter().map(|seed| key(*seed)).collect();
         let tcp = TcpSecurity::Keys(ClusterKeys::new(keys).expect("keys"));
         SoftOptions { tcp, ..SoftOptions::default() }
@@ -160,11 +172,9 @@ mod rdma {
     fn messages_that_end_in_the_middle_take_no_receive_of_others_for_good() {
         let directory = tempfile::tempdir().expect("directory");
         let pool = made_pool(directory.path());
-        let listen = open_to_listen(&[serving::rdma_endpoint()], with_keys(&[1, 2])).expect("an RNIC");
-        let exports = vec![ExportRule::default()];
-        let running = serving::serve_with_workers(1, listen, exports, &pool, serve()).expect("start");
+        let running = serve_keys(&[1, 2], &pool);
         let endpoint = running.endpoints().remove(0);
-        let device_of = |seed| open_to_connect(&endpoint, with_keys(&[seed])).expect("an RNIC");
+        let device_of = |seed| device_with_key(seed, &endpoint);
         let volume = serving::connect_by(device_of(1), &endpoint, "honest", 2, false);
         let handle = create(&volume);
         let hostile = device_of(2);
@@ -192,13 +202,11 @@ mod rdma {
     }
 }
 
-/// Not among those that `rdma-test.sh` runs: it takes more than a minute there.
+/// Not among those that `rdma-test.sh` runs: it takes more than a minute there, and wants `ulimit -n` above its thousand connections.
 mod crowd {
-    use super::rdma::{made_pool, serve, with_keys};
+    use super::rdma::{device_with_key, made_pool, serve_keys};
     use super::running::{serving, until};
     use super::*;
-    use cuttlefs_common::rdma::{open_to_connect, open_to_listen};
-    use cuttlefs_server::rights::ExportRule;
 
     /// An RNIC's completion queue holds only so many connections' completions: those of a worker of rdma_rxe's some 990. A holder of one key makes
     /// as many as it gets at the only worker, and others still get theirs.
@@ -207,11 +215,9 @@ mod crowd {
     fn who_takes_all_connections_that_it_gets_leaves_some_to_others() {
         let directory = tempfile::tempdir().expect("directory");
         let pool = made_pool(directory.path());
-        let listen = open_to_listen(&[serving::rdma_endpoint()], with_keys(&[1, 2, 3])).expect("an RNIC");
-        let exports = vec![ExportRule::default()];
-        let running = serving::serve_with_workers(1, listen, exports, &pool, serve()).expect("start");
+        let running = serve_keys(&[1, 2, 3], &pool);
         let endpoint = running.endpoints().remove(0);
-        let device_of = |seed| open_to_connect(&endpoint, with_keys(&[seed])).expect("an RNIC");
+        let device_of = |seed| device_with_key(seed, &endpoint);
         let volume = serving::connect_by(device_of(1), &endpoint, "honest", 2, false);
         let handle = create(&volume);
         let connections = &running.server().admission.connections;
