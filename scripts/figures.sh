@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Shared by the scripts that make pages of figures; for `source`, after env.sh. The script sets `out`, the directory of the pages, and `work`, one for
-# temporary files.
+# temporary files; and may set `under`, the command that the benchmark runs under.
+under=()
 
 # The programs are built from this tree now, so that the commit on each page is theirs.
 build_for_figures() {
@@ -19,7 +20,7 @@ run() {
     shift 2
     say "$what"
     mkdir -p "$out"
-    if ! "$bench" "$@" --scratch "$work" --out "$work/out" >"$work/table" 2>"$work/progress"; then
+    if ! ${under[@]+"${under[@]}"} "$bench" "$@" --scratch "$work" --out "$work/out" >"$work/table" 2>"$work/progress"; then
         tail -n 5 "$work/progress" >&2
         die "$what failed"
     fi
@@ -34,7 +35,7 @@ run() {
             echo "# $title"
             echo
             # shellcheck disable=SC2016
-            printf '`cuttlefs %s`, commit %s, %s\n\n```\n' "${*//${loop:-no loop device}/DEVICE}" "$commit" "$(date -u +%Y-%m-%d)"
+            printf '`%scuttlefs %s`, commit %s, %s\n\n```\n' "${under[*]+${under[*]} }" "${*//${loop:-no loop device}/DEVICE}" "$commit" "$(date -u +%Y-%m-%d)"
             cat "$text"
             printf '```\n\n![%s](%s.svg)\n' "$title" "$name"
         } >"$out/$name.md"
