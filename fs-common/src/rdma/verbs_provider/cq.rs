@@ -193,23 +193,38 @@ impl VerbsCq {
 
     /// Takes all completions that the RNIC has. The lock of the list of those that wait is held.
     fn collect(&self, mut taken: Taken<'_>) {
+        let mut entries = sys::Entries::new();
+        loop {
+            let (count, completions) = self.raw.poll(&mut entries);
+            // Most polls find nothing, and lock nothing for it.
+            if count > 0 {
+                self.deliver(completions, &mut taken);
+            }
+            // Fewer than fit one poll: there were no more.
+            if count < sys::POLLED {
+                return;
+            }
+        }
+    }
+
+    /// Takes these completions of the RNIC, each for its queue pair.
+    fn deliver(&self, completions: impl Iterator<Item = sys::Wc>, taken: &mut Taken<'_>) {
         let mut broken = Vec::new();
-        // Most polls find nothing, and lock nothing for it.
-        let mut known = None;
-        // Fewer than fit one poll: there were no more.
-        while self.raw.poll(|wc| {
-            let known = known.get_or_insert_with(|| self.queue_pairs.read());
+        let known = self.queue_pairs.read();
+        for wc in completions {
             let (number, qp) = match known.get(&wc.qp) {
                 Some((number, qp)) => (*number, qp.upgrade()),
                 None => (QpNumber(0), None),
             };
-            let Some(qp) = qp else { return self.give_back(wc.wr_id, number, &mut taken) };
-            qp.complete(wc, &mut taken);
+            let Some(qp) = qp else {
+                self.give_back(wc.wr_id, number, taken);
+                continue;
+            };
+            qp.complete(wc, taken);
             if wc.status != sys::status::IBV_WC_SUCCESS {
                 broken.push(qp);
             }
-        }) == sys::POLLED
-        {}
+        }
         drop(known);
         for qp in broken {
             qp.fail();
