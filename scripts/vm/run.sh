@@ -70,12 +70,11 @@ exec {console}> >(sed -u -e 's/\r$//' -e '/^\[ *[0-9.]*\] reboot: Power down$/d'
 console_pid=$!
 # 9p has no socket files and no room to write: commands write to /tmp.
 # -erms: QEMU's `rep movsb` goes byte by byte, and kernel and C library take it for the fastest way to copy if the processor has this flag.
-# no_timer_check: on a busy machine the kernel finds that its timer does not tick, and gives up. tsc=reliable: there it finds the processor's clock
-# unstable, too, and takes one that leaves the emulated processor at each look.
+# no_timer_check: on a busy machine the kernel finds that its timer does not tick, and gives up.
 timeout -k 5 "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max,-erms -smp "$cores" -m "$memory" -machine "$machine" \
     -nographic -no-reboot -nodefaults -serial stdio \
     -kernel "$kernel"/boot/vmlinuz-* -initrd "$kernel/initrd.cpio" \
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check tsc=reliable kernel=$kernel job=$out/job out=$out $arguments" \
+    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check kernel=$kernel job=$out/job out=$out $arguments" \
     -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
     -fsdev local,id=out,path="$out",security_model=none -device virtio-9p-pci,fsdev=out,mount_tag=out \
     ${devices[@]+"${devices[@]}"} </dev/null >&"$console" &
