@@ -46,11 +46,13 @@ impl Server {
         let dir = directory.path().join("pool");
         serving::make_pool(&FormatOptions { dir, size: 16 << 20, ..FormatOptions::default() }, [7; 16]);
         let endpoint: Endpoint = match link {
-            "tcp" => "tcp://127.0.0.1:0".to_owned(),
-            link => format!("{link}://{}", directory.path().join("socket").display()),
-        }
-        .parse()
-        .expect("an endpoint");
+            "tcp" => "tcp://127.0.0.1:0".parse().expect("an endpoint"),
+            "rdma" => serving::rdma_endpoint(),
+            link => {
+                let path = directory.path().join("socket");
+                format!("{link}://{}", path.display()).parse().expect("an endpoint")
+            }
+        };
         let with = Serve {
             frames,
             listen: vec![endpoint],
@@ -191,109 +193,109 @@ fn names_lead_to_files() {
     server.stop();
 }
 
+fn written_is_read(link: &str) {
+    let server = Server::new(link, 64);
+    let (writer, reader) = (server.connect(), server.connect().with_deadline(Some(LONG)));
+    let file = writer.open("file", OpenOptions::CREATE).expect("made");
+    let other = reader.open("file", OpenOptions::READ).expect("opened");
+    // More than the server has frames for, and than one request carries.
+    let mut model = pattern(3 << 20, 1);
+    file.write_at(0, &model).expect("written");
+    assert_eq!(file.append(b"tail").expect("appended"), model.len() as u64);
+    model.extend(b"tail");
+    file.write_at(5000, b"changed").expect("written");
+    model[5000..5007].copy_from_slice(b"changed");
+    file.sync().expect("durable");
+    for file in [&file, &other] {
+        let mut bytes = vec![0xee; model.len() + 100];
+        assert_eq!(file.read_at(0, &mut bytes).expect("read"), model.len(), "{link}");
+        assert!(bytes[..model.len()] == model, "{link}: other bytes");
+        assert_eq!(file.read_at(u64::MAX, &mut bytes).expect("read"), 0);
+        assert_eq!(file.read_at(4998, &mut bytes[..11]).expect("read"), 11);
+        assert_eq!(bytes[..11], model[4998..5009]);
+    }
+    file.set_len(4999).expect("cut");
+    file.set_len(6000).expect("extended");
+    assert_eq!(other.len().expect("length"), 6000);
+    let mut bytes = vec![0xee; 6000];
+    assert_eq!(other.read_at(0, &mut bytes).expect("read"), 6000);
+    assert!(bytes[..4999] == model[..4999] && bytes[4999..].iter().all(|byte| *byte == 0), "{link}");
+    assert!(matches!(other.write_at(0, b"no"), Err(NativeError::NotOpenFor(_))));
+    let cut = writer.open("file", OpenOptions { truncate: true, ..OpenOptions::READ_WRITE }).expect("cut");
+    assert!(cut.is_empty().expect("length"));
+    drop((cut, file, other, writer, reader));
+    server.stop();
+}
+
 #[test]
 fn what_was_written_is_read_over_every_link() {
-    for link in LINKS {
-        let server = Server::new(link, 64);
-        let (writer, reader) = (server.connect(), server.connect().with_deadline(Some(LONG)));
-        let file = writer.open("file", OpenOptions::CREATE).expect("made");
-        let other = reader.open("file", OpenOptions::READ).expect("opened");
-        // More than the server has frames for, and than one request carries.
-        let mut model = pattern(3 << 20, 1);
-        file.write_at(0, &model).expect("written");
-        assert_eq!(file.append(b"tail").expect("appended"), model.len() as u64);
-        model.extend(b"tail");
-        file.write_at(5000, b"changed").expect("written");
-        model[5000..5007].copy_from_slice(b"changed");
-        file.sync().expect("durable");
-        for file in [&file, &other] {
-            let mut bytes = vec![0xee; model.len() + 100];
-            assert_eq!(file.read_at(0, &mut bytes).expect("read"), model.len(), "{link}");
-            assert!(bytes[..model.len()] == model, "{link}: other bytes");
-            assert_eq!(file.read_at(u64::MAX, &mut bytes).expect("read"), 0);
-            assert_eq!(file.read_at(4998, &mut bytes[..11]).expect("read"), 11);
-            assert_eq!(bytes[..11], model[4998..5009]);
-        }
-        file.set_len(4999).expect("cut");
-        file.set_len(6000).expect("extended");
-        assert_eq!(other.len().expect("length"), 6000);
-        let mut bytes = vec![0xee; 6000];
-        assert_eq!(other.read_at(0, &mut bytes).expect("read"), 6000);
-        assert!(bytes[..4999] == model[..4999] && bytes[4999..].iter().all(|byte| *byte == 0), "{link}");
-        assert!(matches!(other.write_at(0, b"no"), Err(NativeError::NotOpenFor(_))));
-        let cut =
-            writer.open("file", OpenOptions { truncate: true, ..OpenOptions::READ_WRITE }).expect("cut");
-        assert!(cut.is_empty().expect("length"));
-        drop((cut, file, other, writer, reader));
-        server.stop();
-    }
+    LINKS.into_iter().for_each(written_is_read);
 }
 
 /// Random reads, writes, appends and syncs through one queue, beside an array of bytes. A wave has no two requests that would have to be in order.
+fn queue_does(link: &str) {
+    let server = Server::new(link, 48);
+    let session = server.connect();
+    let file = session.open("file", OpenOptions::CREATE).expect("made");
+    let mut model = pattern(200 * PAGE, 2);
+    file.write_at(0, &model).expect("written");
+    let mut queue = Queue::new(&session, 64).expect("a queue");
+    let buffer = Buffer::new(&session, 64 * 8 * PAGE).expect("memory");
+    let random = SeededRandom::new(3);
+    let below = |bound: usize| (random.next_u64() % bound as u64) as usize;
+    for wave in 0..30 {
+        if wave % 3 == 2 {
+            // Writes of distinct parts, one append behind them, and a sync that covers them.
+            let parts = 1 + below(20);
+            let part_len = model.len() / parts;
+            for part in 0..parts {
+                let len = 1 + below(part_len.min(8 * PAGE));
+                let offset = part * part_len + below(part_len - len + 1);
+                let bytes = pattern(len, wave * 100 + part as u64);
+                let at = part * 8 * PAGE;
+                buffer.write(at, &bytes).expect("in the buffer");
+                queue.post_write(part as u64, &file, offset as u64, (&buffer, at, len)).expect("posted");
+                model[offset..offset + len].copy_from_slice(&bytes);
+            }
+            let tail = pattern(1 + below(3000), wave);
+            buffer.write(63 * 8 * PAGE, &tail).expect("in the buffer");
+            queue.post_append(1000, &file, (&buffer, 63 * 8 * PAGE, tail.len())).expect("posted");
+            queue.post_sync(1001, &file).expect("posted");
+            let ends = all_of(&mut queue);
+            assert_eq!(ends.len(), parts + 2);
+            let (offset, len) = (model.len() as u64, tail.len());
+            assert_eq!(done(&ends, 1000), Done::Written { offset, len }, "{link}");
+            assert_eq!(done(&ends, 1001), Done::Synced);
+            model.extend(&tail);
+            continue;
+        }
+        let wanted: Vec<(usize, usize)> =
+            (0..64).map(|_| (below(model.len() + PAGE), below(8 * PAGE))).collect();
+        let posts: Vec<(u64, Post<'_>)> = wanted
+            .iter()
+            .enumerate()
+            .map(|(index, &(offset, len))| {
+                let at = index * 8 * PAGE;
+                (index as u64, Post::Read { file: &file, offset: offset as u64, buffer: &buffer, at, len })
+            })
+            .collect();
+        queue.post(&posts).expect("posted");
+        let ends = all_of(&mut queue);
+        for (index, &(offset, len)) in wanted.iter().enumerate() {
+            let expected = &model[offset.min(model.len())..(offset + len).min(model.len())];
+            assert_eq!(done(&ends, index as u64), Done::Read(expected.len()), "{link}: {offset} {len}");
+            let mut bytes = vec![0; expected.len()];
+            buffer.read(index * 8 * PAGE, &mut bytes).expect("out of the buffer");
+            assert!(bytes == expected, "{link}: other bytes at {offset}, {len}");
+        }
+    }
+    drop((queue, file, session));
+    server.stop();
+}
+
 #[test]
 fn a_queue_does_what_was_posted() {
-    for link in LINKS {
-        let server = Server::new(link, 48);
-        let session = server.connect();
-        let file = session.open("file", OpenOptions::CREATE).expect("made");
-        let mut model = pattern(200 * PAGE, 2);
-        file.write_at(0, &model).expect("written");
-        let mut queue = Queue::new(&session, 64).expect("a queue");
-        let buffer = Buffer::new(&session, 64 * 8 * PAGE).expect("memory");
-        let random = SeededRandom::new(3);
-        let below = |bound: usize| (random.next_u64() % bound as u64) as usize;
-        for wave in 0..30 {
-            if wave % 3 == 2 {
-                // Writes of distinct parts, one append behind them, and a sync that covers them.
-                let parts = 1 + below(20);
-                let part_len = model.len() / parts;
-                for part in 0..parts {
-                    let len = 1 + below(part_len.min(8 * PAGE));
-                    let offset = part * part_len + below(part_len - len + 1);
-                    let bytes = pattern(len, wave * 100 + part as u64);
-                    let at = part * 8 * PAGE;
-                    buffer.write(at, &bytes).expect("in the buffer");
-                    queue.post_write(part as u64, &file, offset as u64, (&buffer, at, len)).expect("posted");
-                    model[offset..offset + len].copy_from_slice(&bytes);
-                }
-                let tail = pattern(1 + below(3000), wave);
-                buffer.write(63 * 8 * PAGE, &tail).expect("in the buffer");
-                queue.post_append(1000, &file, (&buffer, 63 * 8 * PAGE, tail.len())).expect("posted");
-                queue.post_sync(1001, &file).expect("posted");
-                let ends = all_of(&mut queue);
-                assert_eq!(ends.len(), parts + 2);
-                let (offset, len) = (model.len() as u64, tail.len());
-                assert_eq!(done(&ends, 1000), Done::Written { offset, len }, "{link}");
-                assert_eq!(done(&ends, 1001), Done::Synced);
-                model.extend(&tail);
-                continue;
-            }
-            let wanted: Vec<(usize, usize)> =
-                (0..64).map(|_| (below(model.len() + PAGE), below(8 * PAGE))).collect();
-            let posts: Vec<(u64, Post<'_>)> = wanted
-                .iter()
-                .enumerate()
-                .map(|(index, &(offset, len))| {
-                    let at = index * 8 * PAGE;
-                    (
-                        index as u64,
-                        Post::Read { file: &file, offset: offset as u64, buffer: &buffer, at, len },
-                    )
-                })
-                .collect();
-            queue.post(&posts).expect("posted");
-            let ends = all_of(&mut queue);
-            for (index, &(offset, len)) in wanted.iter().enumerate() {
-                let expected = &model[offset.min(model.len())..(offset + len).min(model.len())];
-                assert_eq!(done(&ends, index as u64), Done::Read(expected.len()), "{link}: {offset} {len}");
-                let mut bytes = vec![0; expected.len()];
-                buffer.read(index * 8 * PAGE, &mut bytes).expect("out of the buffer");
-                assert!(bytes == expected, "{link}: other bytes at {offset}, {len}");
-            }
-        }
-        drop((queue, file, session));
-        server.stop();
-    }
+    LINKS.into_iter().for_each(queue_does);
 }
 
 /// A thread for each request, so that nothing but the queue keeps the sync, which has little to do, behind the writes.
@@ -325,39 +327,41 @@ fn a_sync_waits_for_the_writes_that_were_posted_before_it() {
     server.stop();
 }
 
+fn reads_cost_no_request(link: &str) {
+    let server = Server::new(link, 512);
+    let session = server.connect();
+    let file = session.open("file", OpenOptions::CREATE).expect("made");
+    let model = pattern(128 * PAGE, 4);
+    file.write_at(0, &model).expect("written");
+    file.sync().expect("durable");
+    let mut bytes = vec![0; model.len()];
+    // Everything is resident after this, and the layout is known.
+    assert_eq!(file.read_at(0, &mut bytes).expect("read"), model.len());
+    let mut queue = Queue::new(&session, 32).expect("a queue");
+    let buffer = Buffer::new(&session, 32 * PAGE).expect("memory");
+    until_one_sided(&session, &mut queue, &file, &buffer);
+    let (reads, fetches) = (figure(&session, "onesided_reads"), figure(&session, "sparse_fetches"));
+    const WAVES: u64 = 40;
+    for wave in 0..WAVES {
+        let posts: Vec<(u64, Post<'_>)> = (0..32)
+            .map(|index| {
+                let (at, offset) = (index * PAGE, ((wave as usize * 7 + index * 4) % 128 * PAGE) as u64);
+                (index as u64, Post::Read { file: &file, offset, buffer: &buffer, at, len: PAGE })
+            })
+            .collect();
+        queue.post(&posts).expect("posted");
+        let ends = all_of(&mut queue);
+        assert!((0..32).all(|index| done(&ends, index) == Done::Read(PAGE)));
+    }
+    assert!(figure(&session, "onesided_reads") - reads >= WAVES * 32, "{link}");
+    assert_eq!(figure(&session, "sparse_fetches") - fetches, 0, "{link}");
+    drop((queue, file, session));
+    server.stop();
+}
+
 #[test]
 fn reads_of_resident_pages_cost_the_server_no_request() {
-    for link in LINKS {
-        let server = Server::new(link, 512);
-        let session = server.connect();
-        let file = session.open("file", OpenOptions::CREATE).expect("made");
-        let model = pattern(128 * PAGE, 4);
-        file.write_at(0, &model).expect("written");
-        file.sync().expect("durable");
-        let mut bytes = vec![0; model.len()];
-        // Everything is resident after this, and the layout is known.
-        assert_eq!(file.read_at(0, &mut bytes).expect("read"), model.len());
-        let mut queue = Queue::new(&session, 32).expect("a queue");
-        let buffer = Buffer::new(&session, 32 * PAGE).expect("memory");
-        until_one_sided(&session, &mut queue, &file, &buffer);
-        let (reads, fetches) = (figure(&session, "onesided_reads"), figure(&session, "sparse_fetches"));
-        const WAVES: u64 = 40;
-        for wave in 0..WAVES {
-            let posts: Vec<(u64, Post<'_>)> = (0..32)
-                .map(|index| {
-                    let (at, offset) = (index * PAGE, ((wave as usize * 7 + index * 4) % 128 * PAGE) as u64);
-                    (index as u64, Post::Read { file: &file, offset, buffer: &buffer, at, len: PAGE })
-                })
-                .collect();
-            queue.post(&posts).expect("posted");
-            let ends = all_of(&mut queue);
-            assert!((0..32).all(|index| done(&ends, index) == Done::Read(PAGE)));
-        }
-        assert!(figure(&session, "onesided_reads") - reads >= WAVES * 32, "{link}");
-        assert_eq!(figure(&session, "sparse_fetches") - fetches, 0, "{link}");
-        drop((queue, file, session));
-        server.stop();
-    }
+    LINKS.into_iter().for_each(reads_cost_no_request);
 }
 
 #[test]
@@ -488,5 +492,53 @@ fn a_server_that_is_away_is_waited_for_as_long_as_the_caller_says() {
         until_one_sided(&session, &mut queue, &file, &buffer);
         drop((queue, short, file, session));
         site.stop();
+    }
+}
+
+/// Over a real RNIC (scripts/vm/rdma-test.sh), which translates no file addresses: it READs windows, and changes go as requests.
+mod rdma {
+    use super::*;
+
+    #[test]
+    #[ignore = "wants an RNIC"]
+    fn what_was_written_is_read() {
+        written_is_read("rdma");
+    }
+
+    #[test]
+    #[ignore = "wants an RNIC"]
+    fn a_queue_does_what_was_posted() {
+        queue_does("rdma");
+    }
+
+    #[test]
+    #[ignore = "wants an RNIC"]
+    fn reads_of_resident_pages_cost_the_server_no_request() {
+        reads_cost_no_request("rdma");
+    }
+
+    #[test]
+    #[ignore = "wants an RNIC"]
+    fn a_grant_promises_nothing_and_changes_are_requests() {
+        let server = Server::new("rdma", 256);
+        let session = server.connect();
+        let file = session.open("file", OpenOptions::CREATE).expect("made");
+        file.write_at(0, &[1; 100]).expect("written");
+        let grant = file.grant_write(0, 1000).expect("an empty promise");
+        assert!(!grant.is_one_sided() && !grant.stands());
+        file.write_at(10, b"write").expect("written");
+        assert_eq!(file.append(b"append").expect("appended"), 100);
+        let refused = file.fetch_add(0, 1).expect_err("no such verb");
+        let says_why = refused.to_string().contains("rdma://");
+        assert!(matches!(refused, NativeError::Unsupported(_)) && says_why, "{refused}");
+        let mut queue = Queue::new(&session, 2).expect("a queue");
+        assert!(matches!(queue.post_fetch_add(1, &file, 0, 1), Err(NativeError::Unsupported(_))));
+        let mut bytes = [0; 106];
+        assert_eq!(file.read_at(0, &mut bytes).expect("read"), 106);
+        assert!(bytes[..10] == [1; 10] && bytes[10..15] == *b"write" && bytes[100..] == *b"append");
+        assert_eq!(server.running.server().files.figures().grants.grants, 0);
+        grant.give_back().expect("nothing to do");
+        drop((queue, file, session));
+        server.stop();
     }
 }

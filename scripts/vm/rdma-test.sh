@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$ROOT" || exit 1
 
 # By package, so that cargo builds them as it does for the whole workspace.
-tests=(rdma_semantics hardware_hostile remote_keys shared_receives reference_model)
+tests=(rdma_semantics hardware_hostile remote_keys shared_receives native reference_model)
 with_mount=1
 if (($#)); then
     tests=() with_mount=

@@ -4,7 +4,7 @@
 //! The RNIC's completion names a queue pair and a sequence number. The queue pair's own list says what the user posted (`queue`), because for a
 //! failed request the RNIC tells only its number. Completions wait in a list of this queue between the RNIC and the poller: arming must look into the
 //! RNIC once more, and completions that it finds belong to the next poll. A waiting completion keeps its place in its queue pair, so the list is no
-//! longer than the depths of all queues that complete into it.
+//! longer than the depths of all queues that complete into it. What a poll itself finds at the RNIC goes to the poller at once.
 //!
 //! An RNIC breaks a completion queue that overflows, and with it every queue pair that uses it. So the RNIC's queue is as deep as all these queue
 //! pairs together ([`VerbsCq::promise`]), and grows with them.
@@ -31,10 +31,30 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// A completion that nobody has polled yet.
-pub(super) struct Waiting {
-    pub(super) completion: Completion,
+struct Waiting {
+    completion: Completion,
     /// The count of waiting completions of its queue; `None`: it has no place there.
-    pub(super) unpolled: Option<Arc<AtomicU32>>,
+    unpolled: Option<Arc<AtomicU32>>,
+}
+
+/// Where completions go that are taken from the RNIC: to who polls, while there is room, then into the list of those that wait.
+pub(super) struct Taken<'t> {
+    polled: &'t mut Vec<Completion>,
+    room: usize,
+    waiting: &'t mut VecDeque<Waiting>,
+}
+
+impl Taken<'_> {
+    /// Adds a completion. If it has to wait, `unpolled` counts it until it is polled, and so keeps its place.
+    pub(super) fn add(&mut self, completion: Completion, unpolled: &Arc<AtomicU32>) {
+        if let Some(left) = self.room.checked_sub(1) {
+            self.room = left;
+            self.polled.push(completion);
+        } else {
+            unpolled.fetch_add(1, Ordering::Relaxed);
+            self.waiting.push_back(Waiting { completion, unpolled: Some(unpolled.clone()) });
+        }
+    }
 }
 
 /// Places for completions that come before somebody polls.
@@ -159,9 +179,11 @@ impl VerbsCq {
     }
 
     /// Takes a completion of a queue pair that is gone. It matters only if it gives back a shared receive.
-    fn give_back(&self, wr_id: u64, qp: QpNumber, waiting: &mut VecDeque<Waiting>) {
+    fn give_back(&self, wr_id: u64, qp: QpNumber, taken: &mut Taken<'_>) {
         let queue = queue_of(wr_id).and_then(|number| self.shared.read().get(&number)?.upgrade());
-        waiting.extend(queue.and_then(|queue| queue.give_back(wr_id, qp)));
+        if let Some(queue) = queue {
+            queue.give_back(wr_id, qp, taken);
+        }
     }
 
     /// Wakes waiting threads: a queue pair broke.
@@ -169,38 +191,60 @@ impl VerbsCq {
         ring_eventfd(&self.broke);
     }
 
-    /// Takes all completions that the RNIC has.
-    pub(super) fn collect(&self, waiting: &mut VecDeque<Waiting>) {
+    /// Takes all completions that the RNIC has. The lock of the list of those that wait is held.
+    fn collect(&self, mut taken: Taken<'_>) {
+        let mut entries = sys::Entries::new();
+        loop {
+            let (count, completions) = self.raw.poll(&mut entries);
+            // Most polls find nothing, and lock nothing for it.
+            if count > 0 {
+                self.deliver(completions, &mut taken);
+            }
+            // Fewer than fit one poll: there were no more.
+            if count < sys::POLLED {
+                return;
+            }
+        }
+    }
+
+    /// Takes these completions of the RNIC, each for its queue pair.
+    fn deliver(&self, completions: impl Iterator<Item = sys::Wc>, taken: &mut Taken<'_>) {
         let mut broken = Vec::new();
         let known = self.queue_pairs.read();
-        // Fewer than fit one poll: there were no more.
-        while self.raw.poll(|wc| {
+        for wc in completions {
             let (number, qp) = match known.get(&wc.qp) {
                 Some((number, qp)) => (*number, qp.upgrade()),
                 None => (QpNumber(0), None),
             };
-            let Some(qp) = qp else { return self.give_back(wc.wr_id, number, waiting) };
-            qp.complete(wc, waiting);
+            let Some(qp) = qp else {
+                self.give_back(wc.wr_id, number, taken);
+                continue;
+            };
+            qp.complete(wc, taken);
             if wc.status != sys::status::IBV_WC_SUCCESS {
                 broken.push(qp);
             }
-        }) == sys::POLLED
-        {}
+        }
         drop(known);
         for qp in broken {
             qp.fail();
         }
     }
 
+    /// Takes all completions that the RNIC has for the next poll.
+    fn collect_for_later(&self, waiting: &mut VecDeque<Waiting>) {
+        self.collect(Taken { polled: &mut Vec::new(), room: 0, waiting });
+    }
+
     /// Takes all completions that the RNIC has, which frees the places of unsignaled requests.
     pub(super) fn make_room(&self) {
-        self.collect(&mut self.waiting.lock());
+        self.collect_for_later(&mut self.waiting.lock());
     }
 
     /// As `make_room`, unless another thread is doing it.
     pub(super) fn take_what_is_there(&self) {
         if let Some(mut waiting) = self.waiting.try_lock() {
-            self.collect(&mut waiting);
+            self.collect_for_later(&mut waiting);
         }
         self.wake();
     }
@@ -209,7 +253,7 @@ impl VerbsCq {
     pub(super) fn look(&self) {
         let Some(mut waiting) = self.waiting.try_lock() else { return };
         let before = waiting.len();
-        self.collect(&mut waiting);
+        self.collect_for_later(&mut waiting);
         let has_more = waiting.len() > before;
         drop(waiting);
         if has_more {
@@ -226,7 +270,7 @@ impl VerbsCq {
     fn has_some(&self) -> bool {
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
-            self.collect(&mut waiting);
+            self.collect_for_later(&mut waiting);
         }
         !waiting.is_empty()
     }
@@ -239,24 +283,27 @@ impl CompletionQueue for VerbsCq {
     }
 
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let before = out.len();
         let mut waiting = self.waiting.lock();
-        if waiting.len() < max {
-            self.collect(&mut waiting);
-        }
-        let count = waiting.len().min(max);
-        out.extend(waiting.drain(..count).map(|Waiting { completion, unpolled }| {
+        while out.len() - before < max
+            && let Some(Waiting { completion, unpolled }) = waiting.pop_front()
+        {
             if let Some(unpolled) = unpolled {
                 unpolled.fetch_sub(1, Ordering::Release);
             }
-            completion
-        }));
+            out.push(completion);
+        }
+        let room = max - (out.len() - before);
+        if room > 0 {
+            self.collect(Taken { polled: out, room, waiting: &mut waiting });
+        }
         let left = !waiting.is_empty();
         drop(waiting);
         if left {
             // Another thread that sleeps on this queue can take the rest.
             self.wake();
         }
-        count
+        out.len() - before
     }
 
     fn arm(&self) -> bool {

@@ -13,7 +13,7 @@
 
 use super::MAX_MESSAGE_BYTES;
 use super::cm::Events;
-use super::cq::{Promise, VerbsCq, Waiting};
+use super::cq::{Promise, Taken, VerbsCq};
 use super::regions::Regions;
 use super::shared_receives::VerbsSrq;
 use super::sys::{self, Far, Local, Mw, Pd, Posted, Wc, What};
@@ -76,12 +76,6 @@ impl<T> UnderWay<T> {
     fn room(&self, depth: u32) -> usize {
         let taken = self.list.len() + self.unpolled.load(Ordering::Acquire) as usize;
         (depth as usize).saturating_sub(taken)
-    }
-
-    /// A completion that keeps its place until it is polled.
-    fn waiting(&self, completion: Completion) -> Waiting {
-        self.unpolled.fetch_add(1, Ordering::Relaxed);
-        Waiting { completion, unpolled: Some(self.unpolled.clone()) }
     }
 
     /// Removes the request with this number and all before it; returns the former.
@@ -309,8 +303,8 @@ impl VerbsQp {
         }
     }
 
-    /// Takes a completion of this queue pair from the RNIC; completions for the user are added to `out`.
-    pub(super) fn complete(&self, wc: Wc, out: &mut VecDeque<Waiting>) {
+    /// Takes a completion of this queue pair from the RNIC; completions for the user are added to `taken`.
+    pub(super) fn complete(&self, wc: Wc, taken: &mut Taken<'_>) {
         let status = status_of(wc.status, wc.wr_id & RECEIVE != 0);
         let completion = |wr_id, kind, byte_len| {
             let byte_len = if status == WcStatus::Success { byte_len } else { 0 };
@@ -321,13 +315,11 @@ impl VerbsQp {
             let kind = if is_immediate { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
             let received = |wr_id| Completion { imm: wc.imm, ..completion(wr_id, kind, wc.byte_len) };
             if let Some(shared) = &self.shared {
-                out.extend(shared.take(wc.wr_id).map(|wr_id| shared.waiting(received(wr_id))));
-                return;
+                return shared.complete(wc.wr_id, received, taken);
             }
             let mut receives = self.receives.lock();
             let Some(wr_id) = receives.take(wc.wr_id & !RECEIVE) else { return };
-            out.push_back(receives.waiting(received(wr_id)));
-            return;
+            return taken.add(received(wr_id), &receives.unpolled);
         }
         let mut sends = self.sends.lock();
         let Some(sent) = sends.under_way.take(wc.wr_id) else { return };
@@ -337,7 +329,7 @@ impl VerbsQp {
             Tells::Nothing => false,
         };
         if is_told {
-            out.push_back(sends.under_way.waiting(completion(sent.wr_id, sent.kind, sent.len)));
+            taken.add(completion(sent.wr_id, sent.kind, sent.len), &sends.under_way.unpolled);
         }
     }
 
@@ -374,12 +366,18 @@ impl VerbsQp {
         what(request, self.reach, self.landing.lkey())
     }
 
-    /// The region from which a post copies the request's bytes, if they are few. If no such region is registered, the RNIC refuses the request.
+    /// Whether a post copies the request's bytes: they are few, and go to the peer.
+    fn is_inline(&self, request: &SendWr) -> bool {
+        (1..=self.capacities.max_inline).contains(&request.local.len)
+            && matches!(
+                request.op,
+                SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..)
+            )
+    }
+
+    /// The region from which a post copies the request's bytes, if it does. If no such region is registered, the RNIC refuses the request.
     fn inline<'r>(&self, regions: &'r BTreeMap<u32, Arc<sys::Mr>>, request: &SendWr) -> Option<&'r sys::Mr> {
-        let is_sent =
-            matches!(request.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
-        let is_short = (1..=self.capacities.max_inline).contains(&request.local.len);
-        if is_sent && is_short { regions.get(&request.local.lkey.0).map(|region| &**region) } else { None }
+        self.is_inline(request).then(|| regions.get(&request.local.lkey.0))?.map(|region| &**region)
     }
 
     /// The regions of its protection domain.
@@ -418,7 +416,8 @@ impl VerbsQp {
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.sends.lock();
         let room = sends.room(self.capacities.send_depth);
-        let regions = self.regions.read();
+        // Where bytes are copied, their regions stay until they are.
+        let regions = requests.iter().any(|request| self.is_inline(request)).then(|| self.regions.read());
         let mut posted = sys::Few::new();
         for request in requests.iter().take(room) {
             let Ok((what, local)) = self.what(request) else { break };
@@ -431,7 +430,7 @@ impl VerbsQp {
                 wr_id: sends.under_way.next(),
                 what,
                 local,
-                inline: self.inline(&regions, request),
+                inline: regions.as_deref().and_then(|regions| self.inline(regions, request)),
                 signaled: is_asked,
             });
             sends.under_way.list.push_back(Sending {

@@ -7,7 +7,7 @@
 //!
 //! All receives may complete into one completion queue, so each completion queue of a queue pair that uses them promises room for all.
 
-use super::cq::{Promise, VerbsCq, Waiting};
+use super::cq::{Promise, Taken, VerbsCq};
 use super::queue::{RECEIVE, local};
 use super::sys::{Pd, Srq};
 use crate::ids::QpNumber;
@@ -86,29 +86,28 @@ impl VerbsSrq {
         Ok(())
     }
 
-    /// The receive with this `wr_id` has completed: returns the user's name for it.
-    pub(super) fn take(&self, wr_id: u64) -> Option<WrId> {
+    /// The receive with this `wr_id` has completed: adds what `completion` makes of the user's name for it.
+    pub(super) fn complete(
+        &self,
+        wr_id: u64,
+        completion: impl FnOnce(WrId) -> Completion,
+        taken: &mut Taken<'_>,
+    ) {
         let slot = wr_id as u32;
         let mut slots = self.slots.lock();
-        let taken = slots.posted.get_mut(slot as usize)?.take()?;
+        let Some(name) = slots.posted.get_mut(slot as usize).and_then(Option::take) else { return };
         // Counted before the slot is free, so that posted receives and unpolled completions together are never more than the depth.
-        self.unpolled.fetch_add(1, Ordering::Relaxed);
+        taken.add(completion(name), &self.unpolled);
         slots.free.push(slot);
         if slots.free.len() == self.depth as usize {
             self.ran_dry.fetch_add(1, Ordering::Relaxed);
         }
-        Some(taken)
-    }
-
-    /// A completion that keeps its place until it is polled.
-    pub(super) fn waiting(&self, completion: Completion) -> Waiting {
-        Waiting { completion, unpolled: Some(self.unpolled.clone()) }
     }
 
     /// Takes a receive of a queue pair that is gone: its message is dropped, and its memory is free.
-    pub(super) fn give_back(&self, wr_id: u64, qp: QpNumber) -> Option<Waiting> {
-        let completion = Completion {
-            wr_id: self.take(wr_id)?,
+    pub(super) fn give_back(&self, wr_id: u64, qp: QpNumber, taken: &mut Taken<'_>) {
+        let flushed = |wr_id| Completion {
+            wr_id,
             qp,
             kind: CompletionKind::Recv,
             status: WcStatus::Flushed,
@@ -116,7 +115,7 @@ impl VerbsSrq {
             imm: None,
             absent: false,
         };
-        Some(self.waiting(completion))
+        self.complete(wr_id, flushed, taken);
     }
 }
 

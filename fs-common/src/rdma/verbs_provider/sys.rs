@@ -18,7 +18,7 @@ mod posted;
 mod srq;
 
 pub(super) use channel::{Channel, Event, Happened};
-pub(super) use cq::{Cq, POLLED, Wc};
+pub(super) use cq::{Cq, Entries, POLLED, Wc};
 pub(super) use ffi::ibv_wc_status as status;
 pub(super) use id::{Capacities, Id, RETRIES, ReadDepth};
 pub(super) use mr::{Mr, Rights};

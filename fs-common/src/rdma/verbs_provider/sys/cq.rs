@@ -33,6 +33,15 @@ unsafe impl Sync for Cq {}
 /// Completions taken with one call.
 pub(in super::super) const POLLED: usize = 16;
 
+/// Room for [`POLLED`] completions.
+pub(in super::super) struct Entries([MaybeUninit<ffi::ibv_wc>; POLLED]);
+
+impl Entries {
+    pub(in super::super) fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; POLLED])
+    }
+}
+
 impl Cq {
     pub(in super::super) fn new(context: Context, depth: u32) -> io::Result<Self> {
         // SAFETY: the context is open.
@@ -57,19 +66,21 @@ impl Cq {
         unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 
-    /// Takes up to [`POLLED`] completions.
-    pub(in super::super) fn poll(&self, mut take: impl FnMut(Wc)) -> usize {
-        let mut entries: [MaybeUninit<ffi::ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
+    /// Takes up to [`POLLED`] completions; returns how many there are, and themselves.
+    pub(in super::super) fn poll<'e>(
+        &self,
+        entries: &'e mut Entries,
+    ) -> (usize, impl Iterator<Item = Wc> + use<'e>) {
         // SAFETY: the queue is there; room for `POLLED` entries, of which the library fills in as many as it says.
         let count = unsafe {
-            ffi::ibv_poll_cq(self.raw.as_ptr(), POLLED as i32, entries.as_mut_ptr().cast::<ffi::ibv_wc>())
+            ffi::ibv_poll_cq(self.raw.as_ptr(), POLLED as i32, entries.0.as_mut_ptr().cast::<ffi::ibv_wc>())
         };
         let count = usize::try_from(count).unwrap_or(0).min(POLLED);
-        for entry in &entries[..count] {
-            // SAFETY: one of the first `count`.
+        let taken = entries.0[..count].iter().map(|entry| {
+            // SAFETY: one of the first `count`, which the library has filled in.
             let entry = unsafe { entry.assume_init_ref() };
             let has_imm = entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-            take(Wc {
+            Wc {
                 wr_id: entry.wr_id,
                 status: entry.status,
                 qp: entry.qp_num,
@@ -77,9 +88,9 @@ impl Cq {
                 // SAFETY: both variants of the union are 32 bits wide.
                 imm: has_imm.then(|| u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data })),
                 is_write_imm: entry.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
-            });
-        }
-        count
+            }
+        });
+        (count, taken)
     }
 
     /// Makes room for this many completions. Those that wait stay.
