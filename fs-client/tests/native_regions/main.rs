@@ -4,7 +4,9 @@ mod grants;
 #[path = "../killed/mod.rs"]
 mod killed;
 mod kills;
+mod pieces;
 mod regions;
+mod relay;
 #[path = "../serving/mod.rs"]
 mod serving;
 mod space;
