@@ -1,7 +1,7 @@
 //! The cuttlefs client: a volume on a server, the FUSE edge in front of it, and the `cuttlefs` command.
 //!
 //! Each module imports only modules before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `reach` (the way to a server)
-//! <- `read` <- `file` <- `native` (for programs), `preload`, `fuse` <- `cli`. `swap` imports none of them. `tests/layers.rs` checks this. `docs/ARCHITECTURE.md` has the way of a read through them.
+//! <- `read` <- `file` <- `native` (for programs), `preload`, `fuse` <- `cli`. `swap` and `signals` import none of them. `tests/layers.rs` checks this. `docs/ARCHITECTURE.md` has the way of a read through them.
 
 // These macros panic if nobody reads the output; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -24,6 +24,8 @@ pub mod native;
 pub mod preload;
 /// A mount's session with its server.
 pub mod session;
+/// Which signals a thread blocks.
+pub mod signals;
 /// Memory of programs at a memory node.
 pub mod swap;
 mod transport;

@@ -7,8 +7,20 @@ use std::fs;
 use std::path::Path;
 
 /// The modules, the lowest first.
-const ORDER: [&str; 11] =
-    ["swap", "deadline", "transport", "session", "reach", "read", "file", "native", "preload", "fuse", "cli"];
+const ORDER: [&str; 12] = [
+    "signals",
+    "swap",
+    "deadline",
+    "transport",
+    "session",
+    "reach",
+    "read",
+    "file",
+    "native",
+    "preload",
+    "fuse",
+    "cli",
+];
 
 #[test]
 fn no_module_names_one_above_it() {

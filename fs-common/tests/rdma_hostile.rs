@@ -57,6 +57,7 @@ with_and_without_keys!(
     a_packet_in_many_pieces_is_one_packet,
     a_refused_request_is_named_and_what_follows_is_not_executed,
     the_owners_bytes_are_not_written,
+    a_write_of_many_pieces_is_made_whole_or_not,
     replies_that_wait_for_a_flush_are_bounded,
     a_peer_that_asks_and_never_reads_is_held_back,
 );
@@ -316,6 +317,45 @@ fn a_refused_request_is_named_and_what_follows_is_not_executed(trust: Trust) {
     let mut bytes = [0; 8];
     served.mr.memory().read(0, &mut bytes);
     assert_eq!(bytes, [7; 8]);
+}
+
+/// A WRITE of 1 MiB comes in pieces. It is made when the last one is there: not if the connection ends before, nor if the region goes.
+fn a_write_of_many_pieces_is_made_whole_or_not(trust: Trust) {
+    const LEN: usize = 1 << 20;
+    let served = tcp(trust);
+    for end in ["whole", "cut", "deregistered"] {
+        let memory = Arc::new(SharedMemory::new("large", LEN).expect("memory"));
+        let large = served.pd.register(memory.clone(), Access::ALL).expect("register");
+        let (mut stream, qp) = greeted(&served);
+        let write =
+            PacketHeader { key: large.rkey().0.into(), ack: true, ..PacketHeader::new(PacketKind::Write, 1) };
+        let packet = build(write, &[3; LEN]);
+        let (first, rest) = packet.split_at(packet.len() / 2);
+        stream.write_all(first).expect("write");
+        stream.flush().expect("flush");
+        // So that the server has most likely read it.
+        std::thread::sleep(Duration::from_millis(50));
+        let mut bytes = vec![0; LEN];
+        memory.read(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0), "{end}: a piece was written");
+        if end == "cut" {
+            drop(stream);
+            wait_for_error(&*qp);
+        } else {
+            let kept = (end == "whole").then_some(large);
+            stream.write_all(rest).expect("write");
+            stream.flush().expect("flush");
+            let mut reply = vec![0; PACKET_HEADER_LEN];
+            stream.read_exact(&mut reply).expect("a reply");
+            let reply = PacketHeader::parse(&reply).expect("packet");
+            let refused = (PacketKind::Nak, Some(WcStatus::RemoteAccess));
+            let expected = if kept.is_some() { (PacketKind::WriteAck, None) } else { refused };
+            assert_eq!((reply.kind, reply.status), expected, "{end}");
+        }
+        memory.read(0, &mut bytes);
+        let expected = if end == "whole" { 3 } else { 0 };
+        assert!(bytes.iter().all(|byte| *byte == expected), "{end}");
+    }
 }
 
 /// A peer may read the bytes that an owner keeps for itself at the beginning of a region, but not write them.

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -136,13 +136,44 @@ fn refusals_say_what_to_do() {
     assert!(memory.contains("--memory 900T is more than there is"), "{memory}");
 }
 
+/// Names of all that is in a directory and below, but for the files of metadata: servers rename these.
+fn names(dir: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !path.ends_with("meta") {
+            all.extend(names(&path));
+        }
+        all.push(path);
+    }
+    all.sort();
+    all
+}
+
 #[test]
-fn the_folder_of_a_socket_is_made() {
-    use std::os::unix::fs::PermissionsExt;
+fn what_is_refused_leaves_nothing_behind() {
     let dir = tempfile::tempdir().expect("directory");
-    let pool = dir.path().join("pool");
-    make_pool(&pool);
-    let folder = dir.path().join("run/cuttlefs");
-    let _server = Server::start(&pool, &folder.join("a.sock"), &[]);
-    assert_eq!(folder.metadata().expect("made").permissions().mode() & 0o777, 0o755);
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (pool, new, no_key, no_folder) = (path("pool"), path("a/new"), path("no-key"), path("nowhere/data"));
+    make_pool(Path::new(&pool));
+    let before = names(dir.path());
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = format!("tcp://{}", listening.local_addr().expect("its address"));
+    let (socket, tcp) = (format!("unix://{}", path("socket")), "tcp://127.0.0.1:0");
+    let format = |more: &[&str]| refuses(&[&["format", "--pool", &new], more].concat());
+    let serve = |more: &[&str]| refuses(&[&["serve", "--pool", &pool, "--listen"], more].concat());
+    let unchanged = |said: String| assert_eq!(names(dir.path()), before, "{said}");
+    unchanged(format(&[]));
+    unchanged(format(&["--size", "4K"]));
+    unchanged(format(&["--size", "1000T"]));
+    unchanged(format(&["--size", "8M", "--data", &no_folder]));
+    unchanged(format(&["--size", "8M", "--no-such-option"]));
+    unchanged(refuses(&["format", "--pool", &pool, "--size", "8M"]));
+    unchanged(refuses(&["serve", "--pool", &new, "--listen", tcp]));
+    unchanged(serve(&[tcp, "--memory", "4K"]));
+    unchanged(serve(&[tcp, "--memory", "4M", "--workers", "0"]));
+    unchanged(serve(&[tcp, "--memory", "4M", "--sample-unit", "3M"]));
+    unchanged(serve(&[tcp, "--memory", "4M", "--key", &no_key]));
+    // The first endpoint and the key are made before the second one is found to be taken.
+    unchanged(serve(&[&socket, "--listen", &taken, "--memory", "4M"]));
 }

@@ -93,7 +93,7 @@ int cuttlefs_redeem(cuttlefs_session *session, const char *key, cuttlefs_file **
 /* Write grants. Under a grant, writes and appends of the open file go past the server's workers, by functions and queues alike, where the link has such
  * verbs (tcp://, unix://); elsewhere they go as requests. Such changes are not kept by this library: if the server is killed before a sync, the
  * next sync of the file is -EIO. -EEXIST: this open file has a grant of a part of the range. -EAGAIN: the server has no memory left for grants.
- * Freeing the grant gives it back. */
+ * -ENOSPC of a change says that nothing was done, by whatever way it goes. Freeing the grant gives it back. */
 int cuttlefs_grant_write(cuttlefs_file *file, uint64_t offset, uint64_t len, cuttlefs_grant **grant);
 /* 1 if it stands as far as is known, else 0. It ends when the file is cut or punched there. */
 int cuttlefs_grant_stands(cuttlefs_grant *grant);

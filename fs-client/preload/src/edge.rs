@@ -87,7 +87,7 @@ unsafe fn into_parts(fd: c_int, from: From, parts: *const iovec, count: c_int) -
     kernel::keeping_errno(|| reader::read(fd, from, total, fill))
 }
 
-/// The result of a read: what was taken, or what the kernel does, by `whole` or at the place that was claimed by `at_place`.
+/// The result of a read at the offset: what was taken, or what the kernel does, by `whole` or at the place that was claimed by `at_place`.
 fn result(
     fd: c_int,
     taken: Taken,
@@ -106,6 +106,14 @@ fn result(
             }
             got
         }
+    }
+}
+
+/// The result of a read at a place, for which no offset moves: what was taken, or what the kernel does.
+fn result_at_place(taken: Taken, by_kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+    match taken {
+        Taken::Got(got) => got as ssize_t,
+        Taken::Left | Taken::Claimed { .. } => by_kernel(),
     }
 }
 
@@ -151,8 +159,7 @@ pub unsafe extern "C-unwind" fn pread64(
     // SAFETY: the caller's.
     let taken = unsafe { into_buffer(fd, From::Place(offset), buffer, count) };
     // SAFETY: the caller's.
-    let whole = || unsafe { kernel::pread(fd, buffer, count, offset) };
-    result(fd, taken, whole, |_, _| whole())
+    result_at_place(taken, || unsafe { kernel::pread(fd, buffer, count, offset) })
 }
 
 /// # Safety
@@ -224,8 +231,7 @@ pub unsafe extern "C-unwind" fn preadv64(
     // SAFETY: the caller's.
     let taken = unsafe { into_parts(fd, From::Place(offset), parts, count) };
     // SAFETY: the caller's.
-    let whole = || unsafe { kernel::preadv(fd, parts, count, offset) };
-    result(fd, taken, whole, |_, _| whole())
+    result_at_place(taken, || unsafe { kernel::preadv(fd, parts, count, offset) })
 }
 
 /// # Safety

@@ -8,11 +8,11 @@
 //! What does not come in time is left to the kernel: the server may be away, and there the program waits as in any mount.
 
 use crate::descriptor::FileId;
-use crate::kernel::{self, Signals};
 use crate::state::{self, State};
 use cuttlefs_client::fuse::MountTable;
 use cuttlefs_client::native::{ConnectOptions, File, InodeNo, OpenOptions, Session, Trust};
 use cuttlefs_client::preload::PlannedMount;
+use cuttlefs_client::signals::{self, Signals};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -51,9 +51,9 @@ impl Engine {
         };
         let spawn = || std::thread::Builder::new().name("cuttlefs-engine".to_owned()).spawn(body).ok();
         // The thread, and those that it spawns, block what this one does: handlers are the program's, and run in its threads.
-        let before = kernel::block(Signals::ALL);
+        let before = signals::block(Signals::ALL);
         let spawned = spawn();
-        kernel::block_only(before);
+        signals::block_only(before);
         spawned?;
         Some(Self { jobs })
     }

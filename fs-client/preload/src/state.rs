@@ -2,9 +2,10 @@
 
 use crate::engine::Engine;
 use crate::files::Files;
-use crate::kernel::{self, Signals};
+use crate::kernel;
 use crate::maps::Mapped;
 use cuttlefs_client::preload::{Count, Counts, PLAN_VARIABLE, Plan};
+use cuttlefs_client::signals::{self, Signals};
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +40,7 @@ pub(crate) struct Inside {
 impl Drop for Inside {
     fn drop(&mut self) {
         INSIDE.set(false);
-        kernel::block_only(self.signals);
+        signals::block_only(self.signals);
     }
 }
 
@@ -99,7 +100,7 @@ pub(crate) fn enter() -> Option<Inside> {
     if is_inside() {
         return None;
     }
-    let signals = kernel::block(Signals::SENT);
+    let signals = signals::block(Signals::SENT);
     INSIDE.set(true);
     Some(Inside { signals })
 }

@@ -7,7 +7,7 @@ use super::remote::{RemoteVolume, unless_fenced};
 use super::replies::{done, unexpected};
 use super::volume::{Caller, FsError, Handle, OpenHow};
 use crate::session::Life;
-use crate::transport::{Change, Changed};
+use crate::transport::{Change, Changed, Refusal};
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rpc::{Attached, OneSidedReads, RegionKey, Reply, Request, Rights, SyncScope};
 use cuttlefs_common::status::Status;
@@ -20,6 +20,8 @@ pub(crate) enum OneSidedChange {
     Done(u64),
     /// It is not granted, or there is no such way now: nothing was done.
     NotDone,
+    /// The pool is full: nothing was done.
+    NoSpace,
     /// The connection broke: it may be done.
     MayBeDone,
 }
@@ -317,7 +319,7 @@ impl RemoteVolume {
         }
     }
 
-    /// The server has refused a change that was posted.
+    /// The server has refused a change that was posted, as it is not granted.
     pub(crate) fn note_refused(&self, state: &HandleState, filekey: FileKey, reach: Reach) {
         let now = state.file().bound_key();
         match reach {
@@ -351,7 +353,8 @@ impl RemoteVolume {
                 self.note_changed(state, append_len, life, value);
                 OneSidedChange::Done(value)
             }
-            Changed::Refused => {
+            Changed::Refused(Refusal::NoSpace) => OneSidedChange::NoSpace,
+            Changed::Refused(Refusal::NotGranted) => {
                 self.note_refused(state, filekey, Reach::of(&change));
                 OneSidedChange::NotDone
             }

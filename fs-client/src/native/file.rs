@@ -128,7 +128,7 @@ impl File {
     /// Writes at the end of the file. Returns the place of the first byte. Up to 1 MiB is one append, whoever else appends.
     ///
     /// # Errors
-    /// As `write_at`; `MayBeDone` if the connection broke under a one-sided append (with a write grant).
+    /// As `write_at`: of a one-sided append (with a write grant), too, `NoSpace` says that it was not done. `MayBeDone` if the connection broke under one.
     pub fn append(&self, bytes: &[u8]) -> Result<u64, NativeError> {
         let (first, mut done) = self.write_how(0, bytes, true)?;
         while done < bytes.len() {

@@ -141,7 +141,7 @@ impl File {
     /// `expect`. Atomic among all one-sided changes, and all writes by requests.
     ///
     /// # Errors
-    /// `NotGranted`, `Unaligned`, `PastEnd`, `Unsupported` (the text says why), `MayBeDone`; as [`Self::write_at`].
+    /// `NotGranted`, `Unaligned`, `PastEnd`, `Unsupported` (the text says why), `MayBeDone`; as [`Self::write_at`], with nothing done.
     pub fn compare_swap(&self, offset: u64, expect: u64, swap: u64) -> Result<u64, NativeError> {
         self.atomic(Change::CompareSwap { offset, expect, swap })
     }
@@ -200,6 +200,7 @@ impl Opened {
         let change = if how.append { Change::Append { bytes } } else { Change::Write { offset, bytes } };
         match self.volume().change_granted(&self.state, change)? {
             OneSidedChange::Done(at) => Ok(Some(if how.append { at } else { offset })),
+            OneSidedChange::NoSpace => Err(NativeError::Server(Status::NoSpace)),
             OneSidedChange::MayBeDone if how.append => Err(NativeError::MayBeDone),
             OneSidedChange::MayBeDone | OneSidedChange::NotDone => Ok(None),
         }
@@ -227,6 +228,7 @@ impl Opened {
             }
             match volume.change_granted(state, change)? {
                 OneSidedChange::Done(old) => return Ok(old),
+                OneSidedChange::NoSpace => return Err(NativeError::Server(Status::NoSpace)),
                 OneSidedChange::MayBeDone => return Err(NativeError::MayBeDone),
                 // Refused, and the grant with it; or the lane is in another session, and the next one makes it good.
                 OneSidedChange::NotDone => {}

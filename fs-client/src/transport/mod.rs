@@ -40,5 +40,5 @@ pub use error::FsError;
 pub(crate) use lane::DATA_LEN;
 pub(crate) use lane::{LANE_BYTES, Lane, MAX_RUNS, PROOFS_LEN};
 pub(crate) use link::Link;
-pub(crate) use one_sided::{Change, Changed, Landing, Piece};
+pub(crate) use one_sided::{Change, Changed, Landing, Piece, Refusal};
 pub(crate) use one_sided_lane::{OneSidedLane, POSTS_MAX, PostEnd, Posted, Verb};

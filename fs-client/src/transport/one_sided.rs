@@ -45,16 +45,31 @@ pub(crate) enum Changed {
     /// It is done: the old word of an atomic, or where an APPEND's bytes are.
     Done(u64),
     /// The target has refused it: nothing was done.
-    Refused,
+    Refused(Refusal),
     /// The lane is in another session: nothing was done.
     Unsent,
     /// The connection broke: it may be done.
     Unknown,
 }
 
-/// Whether the target has refused the request before it changed anything.
-pub(super) fn is_refusal(status: WcStatus) -> bool {
-    matches!(status, WcStatus::RemoteAccess | WcStatus::RemoteInvalid)
+/// Why a target has refused a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It is not granted, or nothing that this target does in this way.
+    NotGranted,
+    /// The pool is full.
+    NoSpace,
+}
+
+impl Refusal {
+    /// Of a request that ended in this way; `None`: the target may have done something of it.
+    pub(super) fn of(status: WcStatus) -> Option<Self> {
+        match status {
+            WcStatus::RemoteAccess | WcStatus::RemoteInvalid => Some(Self::NotGranted),
+            WcStatus::RemoteNoSpace => Some(Self::NoSpace),
+            _ => None,
+        }
+    }
 }
 
 impl<S: Attach> LaneGuard<'_, S> {
@@ -171,7 +186,7 @@ impl<S: Attach> LaneGuard<'_, S> {
             return Ok(Changed::Done(u64::from_le_bytes(bytes)));
         }
         self.lane.disconnect();
-        Ok(if is_refusal(ended) { Changed::Refused } else { Changed::Unknown })
+        Ok(Refusal::of(ended).map_or(Changed::Unknown, Changed::Refused))
     }
 
     /// Posts requests of one kind, hands each completion to `take`, and waits until all are done.

@@ -11,7 +11,7 @@
 
 use super::connect::BACKOFF_FIRST;
 use super::lane::{Lane, MAX_RUNS, PROOFS_LEN, PROOFS_OFFSET};
-use super::one_sided::is_refusal;
+use super::one_sided::Refusal;
 use super::{Attach, Link};
 use cuttlefs_common::ids::{FileKey, SlotIndex};
 use cuttlefs_common::rdma::{
@@ -90,6 +90,8 @@ pub(crate) enum PostEnd {
     Refused {
         /// The poster's name.
         id: u64,
+        /// Why.
+        why: Refusal,
     },
     /// The connection is gone, and with it every post that was under way.
     Broken {
@@ -236,12 +238,12 @@ impl OneSidedLane {
                 take(PostEnd::Done { id, len: completion.byte_len as usize, value });
             }
             status => {
-                let is_refused = is_refusal(status);
+                let refusal = Refusal::of(status);
                 self.break_off();
-                if is_refused {
-                    take(PostEnd::Refused { id });
+                if let Some(why) = refusal {
+                    take(PostEnd::Refused { id, why });
                 }
-                take(PostEnd::Broken { is_undone: is_refused });
+                take(PostEnd::Broken { is_undone: refusal.is_some() });
             }
         }
     }

@@ -4,6 +4,7 @@
 //! here, for a pipe would never end. It holds the process's userfaultfd, too: as long as one holds it, the kernel lets nobody go on who waits for a page,
 //! and so nobody sees zeros in its place when the swapper is killed. It allocates nothing, and touches no memory that is swapped.
 
+use cuttlefs_client::signals::{self, Signals};
 use cuttlefs_client::swap::sys::Uffd;
 use cuttlefs_client::swap::wire::{PAGE, TAKE_LEN, TAKE_MAX, Taken};
 use libc::{c_int, c_uint, c_void};
@@ -38,22 +39,20 @@ pub(crate) fn start(held: Held) -> io::Result<()> {
     STAGING_FD.store(staging.as_raw_fd(), Ordering::Relaxed);
     STAGING.store(held.staging_at, Ordering::Relaxed);
     HAS_TABLE.store(false, Ordering::Relaxed);
-    // SAFETY: an all-zero set and attributes are filled before they are used; all of them are this function's own. The thread gets no pointer.
+    // Handlers are the program's, and run in its threads.
+    let before = signals::block(Signals::ALL);
+    // SAFETY: the all-zero attributes are filled before they are used; all of it is this function's own. The thread gets no pointer.
     let failed = unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         let mut thread: libc::pthread_t = std::mem::zeroed();
         libc::pthread_attr_init(&mut attributes);
         libc::pthread_attr_setstacksize(&mut attributes, STACK);
         libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
-        // Handlers are the program's, and run in its threads.
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         let failed = libc::pthread_create(&mut thread, &attributes, serve, std::ptr::null_mut());
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         libc::pthread_attr_destroy(&mut attributes);
         failed
     };
+    signals::block_only(before);
     if failed != 0 {
         return Err(io::Error::from_raw_os_error(failed));
     }

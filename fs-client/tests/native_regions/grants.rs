@@ -4,7 +4,7 @@ use super::*;
 use cuttlefs_client::native::{Buffer, GRANT_MAX_BYTES};
 
 /// Until a connection of the queue's own stands, which a busy machine may need several attempts for, changes go as requests.
-fn until_one_sided(server: &Server, queue: &mut Queue, file: &File, buffer: &Buffer) {
+pub(super) fn until_one_sided(server: &Server, queue: &mut Queue, file: &File, buffer: &Buffer) {
     let since = Instant::now();
     loop {
         let before = server.requests();

@@ -4,9 +4,12 @@ mod grants;
 #[path = "../killed/mod.rs"]
 mod killed;
 mod kills;
+mod pieces;
 mod regions;
+mod relay;
 #[path = "../serving/mod.rs"]
 mod serving;
+mod space;
 mod walk;
 
 use cuttlefs_client::file::volume::{Caller, Volume};
@@ -62,17 +65,19 @@ impl Server {
         Self { running, _directory: directory }
     }
 
-    fn connect(&self, link: &str) -> Session {
+    fn endpoint(&self, link: &str) -> Endpoint {
         let is_it = |endpoint: &Endpoint| endpoint.to_string().starts_with(&format!("{link}://"));
-        let endpoint = self.running.endpoints().into_iter().find(is_it).expect("it listens");
-        Session::connect(&endpoint.to_string(), ConnectOptions::default()).expect("a session")
+        self.running.endpoints().into_iter().find(is_it).expect("it listens")
+    }
+
+    fn connect(&self, link: &str) -> Session {
+        Session::connect(&self.endpoint(link).to_string(), ConnectOptions::default()).expect("a session")
     }
 
     /// Changes attributes, as a mount does.
     fn set_attr(&self, ino: InodeNo, set: SetAttr) {
-        let is_it = |endpoint: &Endpoint| endpoint.to_string().starts_with("unix://");
-        let endpoint = self.running.endpoints().into_iter().find(is_it).expect("it listens");
-        serving::connect(&endpoint, "attributes", 1, false).set_attr(&CALLER, ino, set).expect("set");
+        let volume = serving::connect(&self.endpoint("unix"), "attributes", 1, false);
+        volume.set_attr(&CALLER, ino, set).expect("set");
     }
 
     /// Requests to the server so far, but for heartbeats.

@@ -124,7 +124,8 @@ pub(super) fn files_are_written_where_the_target_takes_it(link: LinkKind) {
     assert_eq!(target.0.lock().expect("no panic").len(), 3);
 }
 
-/// A file of numbers that can be changed in place, and appended to. Operations on the last word of it, and appends of a single byte, fault first.
+/// A file of numbers that can be changed in place, and appended to. Operations on the last word of it, and appends of a single byte, fault first. There is
+/// no space for full stops.
 #[derive(Default)]
 struct Numbers(Mutex<Vec<u8>>);
 
@@ -182,11 +183,19 @@ impl FileTarget for Numbers {
 
     fn append_file(&self, owner: RegionOwner, filekey: FileKey, bytes: &[u8]) -> Result<FileValue, WcStatus> {
         Self::check(owner, filekey)?;
-        if bytes.len() == 1 { Ok(FileValue::Faults) } else { Ok(FileValue::Done(self.append(bytes))) }
+        match bytes {
+            [_] => Ok(FileValue::Faults),
+            b".." => Err(WcStatus::RemoteNoSpace),
+            _ => Ok(FileValue::Done(self.append(bytes))),
+        }
     }
 
     fn append_file_faulting(&self, _: RegionOwner, _: FileKey, bytes: &[u8]) -> Result<u64, WcStatus> {
-        if bytes == b"!" { Err(WcStatus::RemoteOperation) } else { Ok(self.append(bytes)) }
+        match bytes {
+            b"!" => Err(WcStatus::RemoteOperation),
+            b"." => Err(WcStatus::RemoteNoSpace),
+            _ => Ok(self.append(bytes)),
+        }
     }
 
     fn read_bitmap(&self, _: RegionOwner, _: FileKey, _: u64, _: &mut [u8]) -> Result<(), WcStatus> {
@@ -280,8 +289,16 @@ pub(super) fn files_are_changed_by_atomics_and_appends(link: LinkKind) {
     refused(&|mr| (to(8, mr.sge(64, 8)), mr.sge(0, 2)), WcStatus::RemoteAccess);
     refused(&|mr| (to(7, mr.sge(64, 7)), mr.sge(0, 2)), WcStatus::LocalLength);
     refused(&|mr| (to(7, Sge::EMPTY), mr.sge(0, 2)), WcStatus::LocalLength);
-    let failing = new_pair();
-    assert_eq!(append(&failing, 64, b"!").status, WcStatus::RemoteOperation);
+    let failures: [(&[u8], _); 3] = [
+        (b"!", WcStatus::RemoteOperation),
+        (b".", WcStatus::RemoteNoSpace),
+        (b"..", WcStatus::RemoteNoSpace),
+    ];
+    for (bytes, status) in failures {
+        let failing = new_pair();
+        assert_eq!(append(&failing, 64, bytes).status, status);
+        assert_eq!(failing.c().state(), QpState::Error);
+    }
     assert_eq!(*target.0.lock().expect("no panic"), whole, "what is refused changes nothing");
 }
 

@@ -285,6 +285,26 @@ fn refusals_and_shutdown(link: LinkKind) {
     assert_eq!(matches!(error, RdmaError::Unsupported(_)), link != LinkKind::Rdma, "{error}");
 }
 
+/// A server that can make no queue pair says so, in the place where others are refused.
+fn who_gets_no_queue_pair_is_told_why(link: LinkKind) {
+    let dir = tempfile::tempdir().expect("dir");
+    let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
+    let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
+    let bound = listener.endpoint();
+    std::thread::scope(|scope| {
+        let accepting =
+            scope.spawn(|| listener.accept().expect("accept").accept(server.config(0), vec![]).err());
+        let error = client.pd.connect(&bound, options(&client, 4, vec![])).err().expect("refused");
+        let cause = "a queue depth of 0 is not between 1 and";
+        let at_server = accepting.join().expect("thread").expect("no queue pair").to_string();
+        assert!(at_server.contains(cause), "{at_server}");
+        assert!(matches!(&error, RdmaError::Refused { reason, .. } if reason.contains(cause)), "{error}");
+    });
+    // And the next one is accepted.
+    let (client_qp, _server_qp, _) = join(&client, &server, &listener, 4, [vec![], vec![]]);
+    assert_eq!(client_qp.state(), QpState::ReadyToSend);
+}
+
 /// The suite over every link: which tests run where. The lists are of tests that run
 /// * `everywhere`;
 /// * `with_time`: not over the simulated RNIC, where both ends are of one thread, nobody sleeps, and one end's end takes unpolled messages with it;
@@ -372,7 +392,8 @@ suite!(
     close_flushes_and_the_peer_notices,
     ping_pong_loses_no_wake_up,
     writes_to_memory_that_was_let_go_of_are_refused,
-    refusals_and_shutdown;
+    refusals_and_shutdown,
+    who_gets_no_queue_pair_is_told_why;
     but_hardware:
     a_burst_larger_than_the_link_arrives,
     real_devices_persist;

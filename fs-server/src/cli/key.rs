@@ -76,15 +76,38 @@ pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A key file that was made for a server, if one was. It goes again when this is dropped, unless the server serves.
+pub(super) struct MadeKey(Option<PathBuf>);
+
+impl MadeKey {
+    const NONE: Self = Self(None);
+
+    /// The server serves: clients will want the key.
+    pub(super) fn stay(mut self) {
+        if let Some(file) = self.0.take() {
+            tracing::info!(file = %file.display(), "made a key for tcp:// and rdma://; clients mount with it: --key FILE");
+        }
+    }
+}
+
+impl Drop for MadeKey {
+    fn drop(&mut self) {
+        if let Some(file) = self.0.take() {
+            // What cannot be removed is a good key for the next server.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
 /// How clients prove over `tcp` and `rdma` that they may connect: with one of the given keys, or with the pool's own key, which is made if it does not exist.
 pub(super) fn tcp_security(
     pool: &Path,
     listen: &[Endpoint],
     given: &[PathBuf],
     insecure: bool,
-) -> anyhow::Result<TcpSecurity> {
+) -> anyhow::Result<(TcpSecurity, MadeKey)> {
     if !listen.iter().any(|endpoint| matches!(endpoint, Endpoint::Tcp { .. } | Endpoint::Rdma { .. })) {
-        return Ok(TcpSecurity::Loopback);
+        return Ok((TcpSecurity::Loopback, MadeKey::NONE));
     }
     if insecure {
         ensure!(
@@ -95,12 +118,13 @@ pub(super) fn tcp_security(
             "INSECURE: whoever reaches a tcp:// or rdma:// endpoint may read and change every file as any user, and so may whoever is \
              between; leave --insecure out to have keys"
         );
-        return Ok(TcpSecurity::Insecure);
+        return Ok((TcpSecurity::Insecure, MadeKey::NONE));
     }
-    let keys = if given.is_empty() {
-        vec![pool_key(pool)?]
+    let (keys, made) = if given.is_empty() {
+        let (key, made) = pool_key(pool)?;
+        (vec![key], made)
     } else {
-        given.iter().map(|file| read_key(file)).collect::<Result<_, _>>()?
+        (given.iter().map(|file| read_key(file)).collect::<Result<_, _>>()?, MadeKey::NONE)
     };
     for key in &keys {
         tracing::info!(
@@ -109,17 +133,18 @@ pub(super) fn tcp_security(
             "tcp:// and rdma:// take this key"
         );
     }
-    Ok(TcpSecurity::Keys(ClusterKeys::new(keys)?))
+    Ok((TcpSecurity::Keys(ClusterKeys::new(keys)?), made))
 }
 
 /// Reads the pool's own key, or makes it.
-fn pool_key(pool: &Path) -> anyhow::Result<ClusterKey> {
+fn pool_key(pool: &Path) -> anyhow::Result<(ClusterKey, MadeKey)> {
     let file = pool.join(POOL_KEY_FILE);
+    let mut made = MadeKey::NONE;
     if !file.try_exists().with_context(|| format!("cannot look for {}", file.display()))? {
         ClusterKey::generate(POOL_KEY_NAME, &SystemRandom)?.create_file(&file)?;
-        tracing::info!(file = %file.display(), "made a key for tcp:// and rdma://; clients mount with it: --key FILE");
+        made = MadeKey(Some(file.clone()));
     }
-    read_key(&file)
+    Ok((read_key(&file)?, made))
 }
 
 fn read_key(file: &Path) -> anyhow::Result<ClusterKey> {
@@ -147,18 +172,27 @@ mod tests {
     #[test]
     fn tcp_is_never_open_by_itself() {
         let pool = tempfile::tempdir().expect("directory");
-        let made = tcp_security(pool.path(), &tcp(), &[], false).expect("a key of its own");
-        let again = tcp_security(pool.path(), &tcp(), &[], false).expect("the same");
+        let of_pool = pool.path().join("key");
+        let refused = tcp_security(pool.path(), &tcp(), &[], false).expect("a key of its own");
+        assert!(of_pool.exists());
+        drop(refused);
+        assert!(!of_pool.exists(), "the server did not serve");
+        let (made, file) = tcp_security(pool.path(), &tcp(), &[], false).expect("a key of its own");
+        file.stay();
+        let (again, file) = tcp_security(pool.path(), &tcp(), &[], false).expect("the same");
         assert_eq!(fingerprint(&made), fingerprint(&again));
-        ClusterKey::read_file(&pool.path().join("key")).expect("for nobody else to read");
+        drop(file);
+        ClusterKey::read_file(&of_pool).expect("for nobody else to read");
         let path = pool.path().join("one");
         let one = ClusterKey::generate("one", &SystemRandom).expect("a key");
         one.create_file(&path).expect("made");
-        let given = tcp_security(pool.path(), &tcp(), std::slice::from_ref(&path), false).expect("given");
+        let (given, _) =
+            tcp_security(pool.path(), &tcp(), std::slice::from_ref(&path), false).expect("given");
         assert_eq!(fingerprint(&given), one.fingerprint());
         assert!(tcp_security(pool.path(), &tcp(), &[path], true).is_err(), "both");
-        assert!(matches!(tcp_security(pool.path(), &tcp(), &[], true), Ok(TcpSecurity::Insecure)));
-        let missing = tcp_security(pool.path(), &tcp(), &["none".into()], false).expect_err("no such key");
+        assert!(matches!(tcp_security(pool.path(), &tcp(), &[], true), Ok((TcpSecurity::Insecure, _))));
+        let missing = tcp_security(pool.path(), &tcp(), &["none".into()], false);
+        let missing = missing.map(drop).expect_err("no such key");
         assert!(missing.to_string().contains("none"), "{missing}");
         assert!(missing.to_string().contains("make it with `cuttlefsd key new"), "{missing}");
     }

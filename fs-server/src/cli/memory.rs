@@ -60,7 +60,8 @@ pub(super) fn run(args: MemoryArgs) -> anyhow::Result<()> {
     );
     descriptors::raise_limit().context("cannot raise the limit of open files")?;
     let listen = std::slice::from_ref(&args.listen);
-    let tcp = tcp_security(Path::new(""), listen, &args.key, args.insecure)?;
+    // None is made here: a key is given where one is needed.
+    let (tcp, _) = tcp_security(Path::new(""), listen, &args.key, args.insecure)?;
     let devices = open_to_listen(listen, SoftOptions { tcp, ..SoftOptions::default() })?;
     let device = devices.all().first().context("there is no RNIC for this endpoint")?;
     let whole = NodeOptions::new(pages);

@@ -140,7 +140,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
     let configured = config.server.keys.iter().map(|path| args.pool.join(path));
     let keys = if args.key.is_empty() && !args.insecure { configured.collect() } else { args.key };
-    let tcp = super::key::tcp_security(&args.pool, &listen, &keys, args.insecure)?;
+    let (tcp, made_key) = super::key::tcp_security(&args.pool, &listen, &keys, args.insecure)?;
     let memory = args.memory.map_or(config.server.memory, |size| size.0);
     ensure!(
         memory >= LEAST_MEMORY_BYTES,
@@ -216,6 +216,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         page_window: args.page_window.unwrap_or(config.server.page_window),
     };
     let running = RunningServer::start(parts, options)?;
+    made_key.stay();
     for endpoint in running.endpoints() {
         tracing::info!(%endpoint, "listening");
     }

@@ -119,7 +119,7 @@ pub async fn return_grant(file: &Arc<FileRegion>, filekey: FileKey, offset: u64,
 }
 
 /// Reads the pages `[first, last)` that are before the end of the file, and on SSD, into frames, and makes room for them.
-async fn bring_all(
+pub(super) async fn bring_all(
     files: &Files,
     disk: &dyn Disk,
     file: &FileRegion,

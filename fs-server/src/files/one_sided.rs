@@ -12,7 +12,8 @@
 //! # Failure
 //! `RemoteAccess`, with nothing changed, for a filekey that is unknown, has no right to write or no grant of the range; for a range that is not all
 //! before the end of the file or not in the key's part; for a file that is immutable, or may only be appended to (not for APPEND), or has set-id bits
-//! or capabilities, which a write by RPC takes from it. `RemoteInvalid` under region policies without grants. `RemoteOperation` for a failed device, and at a stop.
+//! or capabilities, which a write by RPC takes from it. `RemoteInvalid` under region policies without grants. `RemoteNoSpace`, with nothing changed, if the
+//! pool is full and the filekey's grants have set nothing aside for the place. `RemoteOperation` for a failed device, and at a stop.
 
 use super::new_pages::{NewPages, Placement};
 use super::range_table::PieceState;
@@ -20,7 +21,7 @@ use super::write::{changes_of, end_of};
 use super::{FileRegion, Files, KeyedFile};
 use crate::meta::NoteData;
 use crate::pages::{WordPlace, add};
-use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -34,11 +35,22 @@ pub(super) enum By {
     FaultThread,
 }
 
+/// What came of a change at a place where pages may have no bytes yet.
+pub(super) enum Placed {
+    /// It was made. The file's change counter was this behind it.
+    Done(u64),
+    /// There is no frame or no space for a page. Nothing was changed.
+    Lacking,
+    /// Somebody has the lock of one of these pages, or one of them is not in a frame. Nothing was changed.
+    Waits(Vec<PoolPage>),
+}
+
 /// The status for an RPC's.
 pub(super) fn refusal(status: Status) -> WcStatus {
     match status {
         Status::Stale | Status::Denied | Status::NotPermitted | Status::TooLarge => WcStatus::RemoteAccess,
         Status::Unsupported => WcStatus::RemoteInvalid,
+        Status::NoSpace => WcStatus::RemoteNoSpace,
         _ => WcStatus::RemoteOperation,
     }
 }
@@ -146,8 +158,13 @@ impl Files {
         drop(shared);
         let Some(_alone) = file.order.try_write() else { return Ok(FileWrite::Faults) };
         self.check_overwrite(&keyed, filekey, offset, end)?;
-        let is_done = self.is_plain(file, by)? && self.place_at_once(file, filekey, offset, bytes)?;
-        Ok(if is_done { FileWrite::Done } else { FileWrite::Faults })
+        if !self.is_plain(file, by)? {
+            return Ok(FileWrite::Faults);
+        }
+        match self.place_at_once(file, filekey, offset, bytes)? {
+            Placed::Done(_) => Ok(FileWrite::Done),
+            Placed::Lacking | Placed::Waits(_) => Ok(FileWrite::Faults),
+        }
     }
 
     /// An atomic, without waiting for anybody. The place is aligned.
@@ -196,8 +213,11 @@ impl Files {
         }
         // The word is a hole's.
         let new = operation.apply(0);
-        if new != 0 && !self.place_at_once(file, filekey, offset, &new.to_le_bytes())? {
-            return Ok(FileValue::Faults);
+        if new != 0 {
+            let placed = self.place_at_once(file, filekey, offset, &new.to_le_bytes())?;
+            if !matches!(placed, Placed::Done(_)) {
+                return Ok(FileValue::Faults);
+            }
         }
         add(&self.pages.counters.target_atomics, 1);
         Ok(FileValue::Done(0))
@@ -227,7 +247,7 @@ impl Files {
         if !self.is_plain(file, by)? || !file.state().tail_is_zero {
             return Ok(FileValue::Faults);
         }
-        if !self.place_at_once(file, filekey, offset, bytes)? {
+        if !matches!(self.place_at_once(file, filekey, offset, bytes)?, Placed::Done(_)) {
             return Ok(FileValue::Faults);
         }
         add(&self.pages.counters.target_appends, 1);
@@ -235,28 +255,27 @@ impl Files {
     }
 
     /// Puts bytes at a place where pages may have none yet, or behind the end. The caller has the file to itself, and the bytes of its last page that
-    /// are behind its end are zeros if it grows. `false`: nothing was changed.
-    fn place_at_once(
+    /// are behind its end are zeros if it grows.
+    pub(super) fn place_at_once(
         &self,
         file: &Arc<FileRegion>,
         filekey: FileKey,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<bool, Status> {
+    ) -> Result<Placed, Status> {
         // Looked at before the lock was had.
         file.usable()?;
         let mut pages = NewPages::of(file, filekey, &self.free_pages);
-        let Some(placed) = pages.place(file, offset, bytes.len()) else { return Ok(false) };
+        let Some(placed) = pages.place(file, offset, bytes.len()) else { return Ok(Placed::Lacking) };
         let Some(pins) = self.pages.change_at_once(&**file, &placed.changes, bytes, pages.frames()) else {
-            return Ok(false);
+            return Ok(Placed::Waits(placed.changes.iter().map(|change| change.pool).collect()));
         };
         add(&self.pages.counters.queue_pages, pages.used(pins));
-        self.map_one_sided(file, offset + bytes.len() as u64, &placed)?;
-        Ok(true)
+        self.map_one_sided(file, offset + bytes.len() as u64, &placed).map(Placed::Done)
     }
 
-    /// Maps the pages of a change that ends at `end`, and makes the file longer if that is behind its end.
-    fn map_one_sided(&self, file: &Arc<FileRegion>, end: u64, placed: &Placement) -> Result<(), Status> {
+    /// Maps the pages of a change that ends at `end`, and makes the file longer if that is behind its end. Returns the file's change counter.
+    fn map_one_sided(&self, file: &Arc<FileRegion>, end: u64, placed: &Placement) -> Result<u64, Status> {
         let noted = {
             let mut state = file.state_mut();
             state.size = state.size.max(end);
@@ -273,7 +292,7 @@ impl Files {
             state.uncommitted = true;
             let (size, allocated_pages) = (Some(state.size), Some(state.table.allocated_pages()));
             let noted = self.note_changed(file, NoteData { size, allocated_pages, ..NoteData::default() });
-            noted.map(|attr| state.note_contents(attr.change))
+            noted.inspect(|attr| state.note_contents(attr.change)).map(|attr| attr.change)
         };
         // After the change: a write-back that takes the file off the list sees the change.
         self.list_dirty(file);

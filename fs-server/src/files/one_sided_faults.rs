@@ -2,8 +2,9 @@
 //!
 //! # How it works
 //! The queue pair of such a request is stalled, and a fault thread brings the request here. It hands it to a worker, which has a disk, and waits for
-//! the answer. The worker makes the change as it makes one by RPC, and under the same locks checks what the engine would have checked. A server in
-//! one thread has no worker that runs meanwhile: there the fault thread tries once more, with leave to read the store.
+//! the answer. The worker makes the change as it makes one by RPC, and under the same locks checks what the engine would have checked. In a full pool
+//! it takes the pages that the filekey's grants have set aside. A server in one thread has no worker that runs meanwhile: there the fault thread tries
+//! once more, with leave to read the store.
 //!
 //! # Bounds
 //! A queue pair has one fault under way, and there are at most `FAULT_THREADS_MAX` threads that wait here, so the jobs are bounded.
@@ -12,9 +13,10 @@
 //! As the engine's (`one_sided`). At a stop the jobs that wait are dropped, and their requests are refused with `RemoteOperation`.
 
 use super::fetch::bring;
-use super::one_sided::{By, refusal, word_at};
+use super::grant_write::bring_all;
+use super::one_sided::{By, Placed, refusal, word_at};
 use super::restore::begin_change;
-use super::write::{WriteAt, end_of, write_within};
+use super::write::{WriteAt, end_of, write_within, zero_tail};
 use super::{Changed, Files, KeyedFile};
 use crate::meta::NoteData;
 use crate::pages::{Source, add};
@@ -29,7 +31,8 @@ use std::sync::mpsc;
 
 /// Jobs that wait for a worker: one for each fault thread, with room to spare.
 const JOBS_MAX: usize = 256;
-/// How often the page of an atomic is brought into a frame before the request is refused, because it is evicted each time.
+/// How often the pages of an atomic, or of a write into pages that are set aside, are brought into frames before the request is refused, because they are
+/// evicted each time.
 const BRING_ROUNDS: usize = 16;
 
 /// A change to be made.
@@ -159,15 +162,53 @@ async fn change(
         WriteAt::Offset(_) => files.check_overwrite(&keyed, filekey, start, end),
         WriteAt::End => files.check_append(&keyed, filekey, start, end),
     };
-    let written = write_within(files, disk, file, at, Source::Bytes(&bytes), None, &may).await?;
-    changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
+    let (offset, change) = write_granted(files, disk, (&keyed, filekey), at, &bytes, &may).await?;
+    changing.done(change, offset..offset + bytes.len() as u64);
     match at {
         WriteAt::Offset(_) => Ok(0),
         WriteAt::End => {
             add(&files.pages.counters.target_appends, 1);
-            Ok(written.offset)
+            Ok(offset)
         }
     }
+}
+
+/// Writes as a request does; in a full pool, into the pages that the filekey's grants have set aside. `may` is asked as by `write_within`. Returns the
+/// offset, and the change counter.
+async fn write_granted(
+    files: &Files,
+    disk: &dyn Disk,
+    (keyed, filekey): (&KeyedFile, FileKey),
+    at: WriteAt,
+    bytes: &[u8],
+    may: &dyn Fn(u64, u64) -> Result<(), Status>,
+) -> Result<(u64, u64), Status> {
+    let file = &keyed.file;
+    match write_within(files, disk, file, at, Source::Bytes(bytes), None, may).await {
+        Ok(written) => return Ok((written.offset, written.attr.change)),
+        Err(Status::NoSpace) => {}
+        Err(status) => return Err(status),
+    }
+    for _ in 0..BRING_ROUNDS {
+        let alone = file.order.write().await;
+        let offset = match at {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End => file.size(),
+        };
+        let end = end_of(offset, bytes.len())?;
+        may(offset, end)?;
+        if end > file.size() {
+            zero_tail(files, disk, file).await?;
+        }
+        match files.place_at_once(file, filekey, offset, bytes)? {
+            Placed::Done(change) => return Ok((offset, change)),
+            Placed::Lacking => return Err(Status::NoSpace),
+            Placed::Waits(pages) => drop(files.pages.locks.lock_many(pages).await),
+        }
+        drop(alone);
+        bring_all(files, disk, file, offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64)).await?;
+    }
+    Err(Status::Busy)
 }
 
 /// An atomic on a page that may have to come into a frame first. Returns the value before, and the change counter if it was changed.
@@ -234,10 +275,9 @@ async fn write_into_hole(
         is_there.set(word_at(file, offset).is_some());
         if is_there.get() { Err(Status::Busy) } else { Ok(()) }
     };
-    let bytes = word.to_le_bytes();
     let at = WriteAt::Offset(offset);
-    match write_within(files, disk, file, at, Source::Bytes(&bytes), None, &may).await {
-        Ok(written) => Ok(Some(written.attr.change)),
+    match write_granted(files, disk, (keyed, filekey), at, &word.to_le_bytes(), &may).await {
+        Ok((_, change)) => Ok(Some(change)),
         Err(_) if is_there.get() => Ok(None),
         Err(status) => Err(status),
     }

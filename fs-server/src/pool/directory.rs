@@ -24,7 +24,7 @@ use cuttlefs_common::ids::PAGE_SIZE_U64;
 use rustix::fs::{FlockOperation, OFlags};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ pub fn open_to(dir: &Path, intent: Intent) -> Result<PoolDirectory, PoolError> {
     }
     // The lock comes first, because a `format` may be changing the files.
     let lock = match intent {
-        Intent::Serve => lock(dir)?,
+        Intent::Serve => lock(dir)?.0,
         Intent::Look => lock_quietly(dir)?,
     };
     if dir.join(UNFINISHED_FILE).exists() || !config_path.exists() {
@@ -261,25 +261,43 @@ fn check_place(
     Ok(())
 }
 
-/// Takes the lock of a pool's directory.
-pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
+/// Takes the lock of a pool's directory. Returns also whether the lock file was not there before.
+pub(super) fn lock(dir: &Path) -> Result<(File, bool), PoolError> {
     let path = dir.join(LOCK_FILE);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(at("open", &path))?;
-    if !flock(&file, &path, DIRECTORY_PATIENCE)? {
-        return Err(in_use(dir, &file));
-    }
+    let (file, is_new) = loop {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        let (opened, is_new) = match options.clone().create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (options.open(&path), false),
+            made => (made, true),
+        };
+        let file = match opened {
+            // It went between the two.
+            Err(error) if !is_new && error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened.map_err(at("open", &path))?,
+        };
+        if !flock(&file, &path, DIRECTORY_PATIENCE)? {
+            return Err(in_use(dir, &file));
+        }
+        // A format that is refused takes the file away that it has made. Who waited for that one's lock has the lock of no file then.
+        if is_at(&file, &path) {
+            break (file, is_new);
+        }
+    };
     // The number is only for the message above: the lock is what counts, so the number may be lost or missing. It is written in place and with a
     // fixed length, so it needs space on a full disk only the first time.
     match file.write_all_at(format!("{:>15}\n", std::process::id()).as_bytes(), 0) {
         Err(error) if error.kind() != io::ErrorKind::StorageFull => Err(at("write", &path)(error)),
-        _ => Ok(file),
+        _ => Ok((file, is_new)),
+    }
+}
+
+/// Whether a path leads to this open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let of = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(open), Ok(named)) => of(open) == of(named),
+        _ => false,
     }
 }
 

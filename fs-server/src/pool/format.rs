@@ -1,7 +1,8 @@
 //! Formatting: making a pool.
 //!
 //! # How it works
-//! First everything is checked and nothing is changed: the lock, the directory, every data file. Then:
+//! First everything is checked and nothing is changed: the lock, the directory, every data file. Directories and a lock file that this takes go again
+//! if the format is refused. Then:
 //!
 //! | step | on disk after it | a crash here leaves |
 //! | --- | --- | --- |
@@ -20,7 +21,9 @@
 use super::AlignedBuf;
 use super::PoolError;
 use super::data_files::DATA_START;
-use super::directory::{DATA_FILE, META_DIR, OpenedData, UNFINISHED_FILE, lock, open_data_file, read_head};
+use super::directory::{
+    DATA_FILE, LOCK_FILE, META_DIR, OpenedData, UNFINISHED_FILE, lock, open_data_file, read_head,
+};
 use super::error::at;
 use super::signature::{HEAD_BYTES, signature_of};
 use super::sums::layout::pages_that_fit;
@@ -78,6 +81,52 @@ pub struct FormatReport {
 pub type MakeMetadata<'a> =
     &'a dyn Fn(&Path, PoolUuid) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
+/// What a format makes before it changes anything: missing directories, and the lock. They go again when this is dropped, if the format was refused.
+struct Beginning {
+    /// The directories that were missing, each before its parent.
+    missing: Vec<PathBuf>,
+    lock_file: PathBuf,
+    /// The lock, and whether its file was not there before.
+    lock: Option<(File, bool)>,
+}
+
+impl Beginning {
+    fn new(dir: &Path) -> Result<Self, PoolError> {
+        let absolute = std::path::absolute(dir).map_err(at("find", dir))?;
+        let missing = absolute.ancestors().take_while(|path| !path.exists()).map(Path::to_owned).collect();
+        let mut beginning = Self { missing, lock_file: absolute.join(LOCK_FILE), lock: None };
+        beginning.make_directories(&absolute)?;
+        beginning.lock = Some(lock(dir)?);
+        Ok(beginning)
+    }
+
+    /// Makes the directory and its missing parents, durably.
+    fn make_directories(&self, dir: &Path) -> Result<(), PoolError> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at("make", dir))?;
+        self.missing.iter().filter_map(|path| path.parent()).try_for_each(sync_directory)
+    }
+
+    /// Nothing goes any more. The lock is held as long as before.
+    fn stay(&mut self) {
+        self.missing.clear();
+        if let Some((_, is_new)) = &mut self.lock {
+            *is_new = false;
+        }
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        // Under the lock, so that nobody else has it. What somebody has put there meanwhile stays: only empty directories can go.
+        if let Some((_, true)) = self.lock {
+            let _ = fs::remove_file(&self.lock_file);
+        }
+        for dir in &self.missing {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
+
 /// A data file that was checked.
 struct Candidate {
     path: PathBuf,
@@ -106,8 +155,7 @@ fn format_in_steps(
     if dir.exists() && !dir.is_dir() {
         return Err(PoolError::NoDirectory(dir.to_owned()));
     }
-    make_directory_durably(dir)?;
-    let _lock = lock(dir)?;
+    let mut beginning = Beginning::new(dir)?;
     let config_path = dir.join(CONFIG_FILE);
     let replaced = config_path.exists();
     let begun = unfinished_uuid(dir)?;
@@ -127,7 +175,13 @@ fn format_in_steps(
     check_room(&candidates)?;
 
     let uuid = ours.unwrap_or_else(|| PoolUuid::draw(&SystemRandom));
-    write_durably(dir, UNFINISHED_FILE, UNFINISHED_FILE, uuid.to_string().as_bytes())?;
+    if let Err(error) = write_durably(dir, UNFINISHED_FILE, UNFINISHED_FILE, uuid.to_string().as_bytes()) {
+        if !was_cut_off {
+            let _ = fs::remove_file(dir.join(UNFINISHED_FILE));
+        }
+        return Err(error);
+    }
+    beginning.stay();
     step()?;
     if replaced {
         fs::remove_file(&config_path).map_err(at("remove", &config_path))?;
@@ -426,14 +480,6 @@ fn write_durably(dir: &Path, temporary: &str, name: &str, bytes: &[u8]) -> Resul
         fs::rename(&path, dir.join(name)).map_err(at("rename", &path))?;
     }
     sync_directory(dir)
-}
-
-/// Makes a directory and its missing parents, durably.
-fn make_directory_durably(dir: &Path) -> Result<(), PoolError> {
-    let dir = std::path::absolute(dir).map_err(at("find", dir))?;
-    let missing: Vec<_> = dir.ancestors().take_while(|path| !path.exists()).collect();
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(at("make", &dir))?;
-    missing.into_iter().filter_map(Path::parent).try_for_each(sync_directory)
 }
 
 fn sync_directory(dir: &Path) -> Result<(), PoolError> {

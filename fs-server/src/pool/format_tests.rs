@@ -202,6 +202,87 @@ fn sizes_that_cannot_be_are_refused() {
     open(&options(dir.path()).dir).expect("opened");
 }
 
+/// Names of all that is in a directory and below.
+fn names(dir: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).expect("list") {
+        let path = entry.expect("entry").path();
+        if path.is_dir() {
+            all.extend(names(&path));
+        }
+        all.push(path);
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn a_refused_format_leaves_nothing_behind() {
+    let dir = temporary();
+    let occupied = dir.path().join("letter");
+    fs::write(&occupied, b"a letter").expect("written");
+    let foreign = dir.path().join("foreign");
+    fs::create_dir_all(foreign.join("meta")).expect("made");
+    fs::write(foreign.join("meta/letter"), b"x").expect("written");
+    let other = FormatOptions { dir: dir.path().join("other"), ..options(dir.path()) };
+    format(&other).expect("a pool");
+    let before = names(dir.path());
+    let new = FormatOptions { dir: dir.path().join("a/b/pool"), size: SIZE, ..FormatOptions::default() };
+    let data = |files: &[&Path]| files.iter().map(|file| dir.path().join(file)).collect::<Vec<_>>();
+    let refused = [
+        FormatOptions { size: 0, ..new.clone() },
+        FormatOptions { size: LEAST_FILE_BYTES - 1, ..new.clone() },
+        FormatOptions { size: u64::MAX, ..new.clone() },
+        FormatOptions { size: 64 << 40, ..new.clone() },
+        FormatOptions { data: vec![occupied], ..new.clone() },
+        FormatOptions { data: data(&["foreign".as_ref()]), ..new.clone() },
+        FormatOptions { data: data(&["nowhere/data".as_ref()]), ..new.clone() },
+        FormatOptions { data: data(&["one".as_ref(), "one".as_ref()]), ..new.clone() },
+        FormatOptions { data: data(&["other/data".as_ref()]), ..new.clone() },
+        FormatOptions { data: vec!["/dev/null".into()], ..new.clone() },
+        // A directory that is there, and one that cannot be made.
+        FormatOptions { dir: foreign, ..new.clone() },
+        FormatOptions { dir: dir.path().join("letter/pool"), ..new.clone() },
+        FormatOptions { dir: dir.path().join("letter"), ..new.clone() },
+        other.clone(),
+    ];
+    for options in refused {
+        let error = format(&options).expect_err("it cannot be");
+        assert_eq!(names(dir.path()), before, "{error}");
+    }
+    open(&other.dir).expect("as it was");
+    format(&new).expect("and it can be made");
+    open(&new.dir).expect("opened");
+}
+
+/// A refused format takes its lock file away. Who waited for that lock gets the lock of the file that is there.
+#[test]
+fn a_lock_is_of_the_file_that_is_there() {
+    let dir = temporary();
+    let options = options(dir.path());
+    format(&options).expect("formatted");
+    let path = options.dir.join("lock");
+    let opened = loop {
+        let held = OpenOptions::new().write(true).create(true).truncate(true).open(&path).expect("opened");
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+        let opened = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| open(&options.dir));
+            // So that it waits by now, most likely.
+            std::thread::sleep(Duration::from_millis(20));
+            fs::remove_file(&path).expect("removed");
+            drop(held);
+            waiting.join().expect("no panic")
+        });
+        match opened {
+            // Its patience was over before: this machine is busy.
+            Err(PoolError::InUse { .. }) => {}
+            opened => break opened.expect("opened"),
+        }
+    };
+    assert!(matches!(open(&options.dir), Err(PoolError::InUse { .. })), "the lock is held");
+    drop(opened);
+}
+
 #[test]
 fn what_does_not_fit_destroys_nothing() {
     let dir = temporary();

@@ -92,7 +92,7 @@ pub(super) fn accept(
         return None;
     }
     let pd = server.rnics.get(rnic).pd.as_ref();
-    let accept = || -> Result<_, RdmaError> {
+    let prepare = || -> Result<_, RdmaError> {
         let receives_of = match &queues.receives {
             Some(of_peers) => ReceivesOf::Peer(of_peers.of(place.peer().key(), pd)?),
             None => ReceivesOf::Connection,
@@ -110,19 +110,27 @@ pub(super) fn accept(
             });
         }
         let receives = Connection::receives(region.as_ref(), &receives_of);
-        Ok((incoming.accept(qp.inline(POSTED_INLINE_BYTES), receives)?, region, receives_of))
+        Ok((qp.inline(POSTED_INLINE_BYTES), receives, region, receives_of))
     };
-    match accept() {
-        Ok((qp, region, receives_of)) => {
+    let failed = |error| {
+        tracing::warn!(peer = %identity, %error, "a connection did not come about; its client is told");
+        error
+    };
+    let (qp, receives, region, receives_of) = match prepare().map_err(failed) {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            incoming.refuse(&error.for_the_peer());
+            return None;
+        }
+    };
+    match incoming.accept(qp, receives).map_err(failed) {
+        Ok(qp) => {
             let entry = server.admission.connections.entry();
             let connection = Arc::new(Connection::new((entry, place), rnic, qp, region, receives_of));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.admission.connections.add(&connection);
             Some(connection)
         }
-        Err(error) => {
-            tracing::warn!(peer = %identity, %error, "a connection did not come about");
-            None
-        }
+        Err(_) => None,
     }
 }

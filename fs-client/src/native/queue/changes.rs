@@ -7,9 +7,10 @@ use crate::file::volume::WriteHow;
 use crate::native::session::Opened;
 use crate::native::{File, NativeError};
 use crate::session::Life;
-use crate::transport::{Change, Posted, Verb};
+use crate::transport::{Change, Posted, Refusal, Verb};
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rdma::Remote;
+use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
 /// What a change does.
@@ -116,8 +117,11 @@ impl Queue {
         self.end(number, Ok(done));
     }
 
-    /// The server has refused the verb: a thread makes the change by a request, or finds out that there is no other way.
-    pub(super) fn change_refused(&mut self, number: u64, change: ChangeUnderWay) {
+    /// The server has refused the verb. If that is for lack of a grant, a thread makes the change by a request, or finds out that there is no other way.
+    pub(super) fn change_refused(&mut self, number: u64, change: ChangeUnderWay, why: Refusal) {
+        if why == Refusal::NoSpace {
+            return self.end(number, Err(NativeError::Server(Status::NoSpace)));
+        }
         let ChangeUnderWay { file, what, filekey, sync, .. } = change;
         self.session.volume().note_refused(&file.state, filekey, what.reach());
         self.change_by_request(number, file, what, sync);

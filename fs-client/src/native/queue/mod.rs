@@ -328,10 +328,10 @@ impl Queue {
                     self.changed(number, &change, value);
                 }
             }
-            PostEnd::Refused { id } => {
+            PostEnd::Refused { id, why } => {
                 let number = id >> RUN_BITS;
                 match self.under_way.remove(&number) {
-                    Some(UnderWay::Change(change)) => self.change_refused(number, change),
+                    Some(UnderWay::Change(change)) => self.change_refused(number, change, why),
                     Some(UnderWay::Read(read)) => {
                         self.read_by_request(number, read.file, read.offset, read.range);
                     }

@@ -535,7 +535,10 @@ impl Incoming for SoftIncoming {
 
     fn accept(self: Box<Self>, qp: QpConfig, receives: Vec<RecvWr>) -> Result<Arc<dyn QueuePair>, RdmaError> {
         let Self { setup, greeting, peer, shm_hello } = *self;
-        let parts: QpParts = setup.device.parts(&setup.registry, qp)?;
+        let parts: QpParts = setup
+            .device
+            .parts(&setup.registry, qp)
+            .inspect_err(|error| greeting.refuse(&error.for_the_peer()))?;
         let prepare = post_first(&receives);
         let link = match greeting {
             Greeting::Shm(socket) => {

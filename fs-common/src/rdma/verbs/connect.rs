@@ -58,6 +58,18 @@ pub enum RdmaError {
     Closed,
 }
 
+impl RdmaError {
+    /// What a peer is told whom this side cannot take because of it: the cause. Names of this side and advice are for its own log.
+    pub fn for_the_peer(&self) -> String {
+        let whole = match self {
+            Self::Io { source, .. } => source.to_string(),
+            other => other.to_string(),
+        };
+        let cause = whole.split("; ").next().unwrap_or_default();
+        format!("the server cannot take this connection: {cause} (its log has more)")
+    }
+}
+
 /// Parameters of a connect.
 pub struct ConnectOptions {
     /// The queues.

@@ -254,6 +254,8 @@ pub enum WcStatus {
     RemoteInvalid,
     /// The target could not execute the request this time (`IBV_WC_REM_OP_ERR`).
     RemoteOperation,
+    /// The target has no space for the bytes, and has changed nothing. No RNIC has such a status: it is of changes of files, where the target translates.
+    RemoteNoSpace,
     /// The queue pair went into `Error` before this request was done.
     Flushed,
     /// The connection is gone.

@@ -117,7 +117,8 @@ pub trait FileTarget: Send + Sync {
     ///
     /// # Errors
     /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or may not be written there, or if the file ends before; `RemoteInvalid`
-    /// if this target takes no writes to files; `RemoteOperation` if the write cannot be done in this way now.
+    /// if this target takes no writes to files; `RemoteNoSpace` if there is no space for the bytes. With these nothing was changed. `RemoteOperation` if
+    /// the write cannot be done in this way now.
     fn write_file(
         &self,
         owner: RegionOwner,

@@ -2,7 +2,7 @@
 
 use super::advice::{self, Task};
 use super::cm::Events;
-use super::cq::VerbsCq;
+use super::cq::{Promise, VerbsCq};
 use super::hello::{Answer, Ask, NO_KEY, Refusal};
 use super::listen::VerbsListener;
 use super::queue::{Parts, VerbsQp};
@@ -81,7 +81,31 @@ impl VerbsPd {
         peer: PeerIdentity,
         config: QpConfig,
         endpoint: &str,
-    ) -> Result<(Arc<VerbsQp>, Arc<Events>), RdmaError> {
+    ) -> Result<(Arc<VerbsQp>, Arc<Events>), NoQueuePair> {
+        match self.make_raw(&mut id, config, endpoint) {
+            Ok(Raw { raw_number, events, queues, promises, shared, capacities, flushing }) => {
+                let parts = Parts {
+                    number: self.device.next_number(),
+                    raw_number,
+                    peer,
+                    id,
+                    events: events.clone(),
+                    queues,
+                    promises,
+                    shared,
+                    regions: self.regions.clone(),
+                    pd: self.pd.clone(),
+                    capacities,
+                    flushing,
+                };
+                Ok((VerbsQp::new(parts), events))
+            }
+            Err(error) => Err(NoQueuePair { id, error }),
+        }
+    }
+
+    /// The RNIC's queue pair of an identifier.
+    fn make_raw(&self, id: &mut Id, config: QpConfig, endpoint: &str) -> Result<Raw, RdmaError> {
         let shared = config.shared_receives.map(|queue| self.shared(queue)).transpose()?;
         let most = self.device.limits().queue_depth;
         let recv_depth = if shared.is_some() { 0 } else { config.recv_depth };
@@ -112,22 +136,9 @@ impl VerbsPd {
         let raw_shared = shared.as_ref().map(|shared| shared.raw());
         let (raw_number, max_inline) =
             id.make_qp(&self.pd, raw_queues, raw_shared, raw_wanted, abilities).map_err(failed)?;
-        let events = self.device.events()?;
-        let parts = Parts {
-            number: self.device.next_number(),
-            raw_number,
-            peer,
-            id,
-            events: events.clone(),
-            queues,
-            promises,
-            shared,
-            regions: self.regions.clone(),
-            pd: self.pd.clone(),
-            capacities: Capacities { max_inline, ..wanted },
-            flushing: (abilities.as_initiator, self.landing.clone()),
-        };
-        Ok((VerbsQp::new(parts), events))
+        let capacities = Capacities { max_inline, ..wanted };
+        let flushing = (abilities.as_initiator, self.landing.clone());
+        Ok(Raw { raw_number, events: self.device.events()?, queues, promises, shared, capacities, flushing })
     }
 
     /// Tries to connect once. `Err(Again)`: try again with this request.
@@ -195,7 +206,8 @@ impl VerbsPd {
             Some(name) => PeerIdentity::Key { name, address },
             None => PeerIdentity::Remote(address),
         };
-        let (qp, _) = self.make_qp(id, peer, options.qp.clone(), &endpoint.to_string())?;
+        let made = self.make_qp(id, peer, options.qp.clone(), &endpoint.to_string());
+        let (qp, _) = made.map_err(|NoQueuePair { error, .. }| error)?;
         qp.post_recv(&options.receives).map_err(io::Error::other).map_err(failed("post receives for"))?;
         port_is_up()?;
         qp.id().connect(&ask.encode(), self.device.limits().reads).map_err(failed("connect to"))?;
@@ -237,6 +249,23 @@ impl VerbsPd {
     fn handshake(&self, endpoint: &Endpoint, reason: String) -> RdmaError {
         RdmaError::Handshake { endpoint: endpoint.to_string(), reason }
     }
+}
+
+/// No queue pair could be made for a connection. The identifier is as it was: a client that asked can be refused.
+pub(super) struct NoQueuePair {
+    pub(super) id: Id,
+    pub(super) error: RdmaError,
+}
+
+/// The RNIC's part of a queue pair.
+struct Raw {
+    raw_number: u32,
+    events: Arc<Events>,
+    queues: [Arc<VerbsCq>; 2],
+    promises: [Promise; 2],
+    shared: Option<Arc<VerbsSrq>>,
+    capacities: Capacities,
+    flushing: (FlushReach, Arc<Mr>),
 }
 
 /// Why an attempt made no connection.

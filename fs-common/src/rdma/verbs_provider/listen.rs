@@ -2,7 +2,7 @@
 
 use super::asks::Asks;
 use super::cm::Events;
-use super::domain::VerbsPd;
+use super::domain::{NoQueuePair, VerbsPd};
 use super::hello::{Answer, Ask, Doorkeeper, NO_KEY, Refusal, Verdict};
 use super::sys::{Event, Happened, Id, RETRIES, ReadDepth};
 use crate::rdma::PeerKey;
@@ -205,10 +205,23 @@ impl Incoming for VerbsIncoming {
         let pd = &self.listener.pd;
         let number = id.number();
         let endpoint = self.listener.endpoint.to_string();
-        let (made, events) = pd.make_qp(id, self.peer.clone(), qp, &endpoint)?;
+        let told = |id: &Id, error: RdmaError| {
+            // Without this the kernel would refuse by itself, without a reason.
+            id.reject(&Refusal::Reason(error.for_the_peer()).encode());
+            error
+        };
+        let (made, events) = pd
+            .make_qp(id, self.peer.clone(), qp, &endpoint)
+            .map_err(|NoQueuePair { id, error }| told(&id, error))?;
         events.connected(number, &made);
+        if let Err(error) = made.post_recv(&receives) {
+            let source = std::io::Error::other(error);
+            let error =
+                told(made.id(), RdmaError::Io { action: "post receives for a client of", endpoint, source });
+            made.fail();
+            return Err(error);
+        }
         let accept = || {
-            made.post_recv(&receives).map_err(std::io::Error::other)?;
             made.id().accept(&self.answer.encode(), self.reads.min(pd.device().limits().reads))?;
             made.id().hurry_messages()?;
             made.id().misses_its_peer()

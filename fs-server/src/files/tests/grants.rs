@@ -13,7 +13,7 @@ use crate::files::{
 use crate::meta::Caller;
 use crate::pages::Source;
 use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
-use cuttlefs_common::ids::{FileKey, PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{FileKey, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::{
     FileAtomic, FileRead, FileTarget, FileValue, FileWrite, PeerKey, RegionOwner, WcStatus,
 };
@@ -499,22 +499,76 @@ fn what_was_not_synced_is_lost_whole() {
     }
 }
 
+/// Makes a change as a worker does for the engine.
+fn by_worker(storage: &Storage, session: &Session, what: OneSided) -> Result<u64, WcStatus> {
+    let files = &storage.files;
+    let _taken = files.fault_jobs();
+    let (owner, key) = (session.owner, session.opened.filekey);
+    std::thread::scope(|scope| {
+        let fault = scope.spawn(|| files.resolve_fault_of_grant(owner, key, what));
+        let job = files.fault_jobs().recv_blocking().expect("a job");
+        block_on(run_fault(files, &storage.disk, job));
+        fault.join().expect("no panic")
+    })
+}
+
+/// What a grant has set aside is there in a full pool, also where the engine has to leave the change to a worker. Beyond it there is no space.
+#[test]
+fn in_a_full_pool_a_worker_takes_what_is_set_aside() {
+    let storage = Storage::new(POOL_PAGES, FRAMES);
+    storage.meta.create(inode(INO));
+    let (session, page) = (Session::open(&storage, OWNERS[0]), PAGE_SIZE_U64);
+    let (files, file) = (&storage.files, &session.opened.file);
+    grant(&storage, &session, 0, 5 * page).expect("granted");
+    storage.meta.create(inode(2));
+    let (other, reserve) = (storage.file(2), Allocate::Reserve { keep_size: true });
+    let all = files.space_figures().free * page;
+    block_on(allocate_range(files, &storage.disk, &other, 0, all, reserve)).expect("reserved");
+    assert_eq!(files.space_figures().free, 0);
+    let run = |what| by_worker(&storage, &session, what);
+    // Somebody has the locks of all pages, as a write-back has those of some: the worker waits.
+    let busy = block_on(storage.pages.locks.lock_many((0..POOL_PAGES).map(PoolPage)));
+    let placed = std::thread::scope(|scope| {
+        let appending = scope.spawn(|| run(OneSided::Append { bytes: vec![7; 2 * PAGE_SIZE] }));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        drop(busy);
+        appending.join().expect("no panic")
+    });
+    assert_eq!(placed, Ok(0));
+    storage.check();
+    let commit = |commit| {
+        storage.meta.commit_data(&[commit])?;
+        storage.meta.attr(inode(INO))
+    };
+    block_on(truncate(files, &storage.disk, file, 4 * page, commit)).expect("grows by a hole");
+    assert_eq!(run(OneSided::Write { offset: 2 * page - 4, bytes: b"across".to_vec() }), Ok(0));
+    let add = FileAtomic::FetchAdd { add: 5 };
+    assert_eq!(run(OneSided::Atomic { offset: 3 * page, operation: add }), Ok(0));
+    assert_eq!(run(OneSided::Append { bytes: vec![8; PAGE_SIZE - 1] }), Ok(4 * page));
+    storage.check();
+    let before = storage.meta.attr(inode(INO)).expect("attr");
+    for len in [2, PAGE_SIZE] {
+        assert_eq!(run(OneSided::Append { bytes: vec![9; len] }), Err(WcStatus::RemoteNoSpace));
+    }
+    assert_eq!(storage.meta.attr(inode(INO)), Ok(before), "nothing was changed");
+    assert_eq!(run(OneSided::Append { bytes: vec![9] }), Ok(5 * page - 1), "there is room for a byte");
+    let mut expected =
+        [vec![7; 2 * PAGE_SIZE], vec![0; 2 * PAGE_SIZE], vec![8; PAGE_SIZE - 1], vec![9]].concat();
+    expected[2 * PAGE_SIZE - 4..][..6].copy_from_slice(b"across");
+    expected[3 * PAGE_SIZE] = 5;
+    assert_eq!(storage.read(file, 0, 6 * PAGE_SIZE).expect("reads"), expected);
+    block_on(write_back_all(files, &storage.disk)).expect("durable");
+    assert_eq!(storage.read(file, 0, 6 * PAGE_SIZE).expect("reads"), expected);
+    storage.check();
+}
+
 #[test]
 fn a_worker_does_what_the_engine_cannot() {
     let (storage, session) = sparse();
     let (files, end) = (storage.files.clone(), 3 * PAGE_SIZE_U64);
     grant(&storage, &session, 0, end).expect("granted");
     // Somebody makes the file longer by a hole, and takes a page of the granted range out of its frame: no grant pins what came later.
-    let run = |what| {
-        let _taken = files.fault_jobs();
-        let (owner, key) = (session.owner, session.opened.filekey);
-        std::thread::scope(|scope| {
-            let fault = scope.spawn(|| files.resolve_fault_of_grant(owner, key, what));
-            let job = files.fault_jobs().recv_blocking().expect("a job");
-            block_on(run_fault(&files, &storage.disk, job));
-            fault.join().expect("no panic")
-        })
-    };
+    let run = |what| by_worker(&storage, &session, what);
     let longer = vec![5; 3 * PAGE_SIZE];
     assert_eq!(run(OneSided::Append { bytes: longer }), Ok(end));
     assert_eq!(run(OneSided::Write { offset: 8, bytes: b"eight".to_vec() }), Ok(0));

@@ -27,8 +27,9 @@ use crate::rdma::verbs::{Placement, WcStatus};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Version of the packet protocol. 1: the first. 2: FLUSH, messages of 68 KiB. 3: headers have a checksum of their own. 4: atomics on files, APPEND.
-pub const PACKET_VERSION: u8 = 4;
+/// Version of the packet protocol. 1: the first. 2: FLUSH, messages of 68 KiB. 3: headers have a checksum of their own. 4: atomics on files, APPEND. 5: a
+/// Nak for lack of space.
+pub const PACKET_VERSION: u8 = 5;
 /// Bytes of a header.
 pub const PACKET_HEADER_LEN: usize = 64;
 /// Payload of Hello and Welcome: largest message, largest transfer (u32 each), eight bytes reserved as zero.
@@ -277,6 +278,7 @@ fn status_number(status: WcStatus) -> u32 {
     match status {
         WcStatus::RemoteInvalid => 2,
         WcStatus::RemoteOperation => 3,
+        WcStatus::RemoteNoSpace => 4,
         _ => 1,
     }
 }
@@ -388,6 +390,7 @@ impl PacketHeader {
             (PacketKind::Nak, 1) => Some(WcStatus::RemoteAccess),
             (PacketKind::Nak, 2) => Some(WcStatus::RemoteInvalid),
             (PacketKind::Nak, 3) => Some(WcStatus::RemoteOperation),
+            (PacketKind::Nak, 4) => Some(WcStatus::RemoteNoSpace),
             (PacketKind::Nak, _) => return Err(PacketError::Field("word")),
             _ => None,
         };

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 /// A packet with the given bytes at the given offsets, zeros elsewhere, and these checksums.
 fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], (crc, header_crc): (u32, u32)) -> Vec<u8> {
     let mut bytes = vec![0; PACKET_HEADER_LEN];
-    bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 4, kind]);
+    bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 5, kind]);
     bytes[8] = payload.len() as u8;
     for (at, value) in fields {
         bytes[*at..*at + value.len()].copy_from_slice(value);
@@ -75,27 +75,27 @@ fn full(kind: PacketKind) -> Example {
 
 /// The checksums of payload and header, computed by another implementation, so that a change of the polynomial or of the checked range is noticed.
 const CHECKSUMS: [(u32, u32); 21] = [
-    (0xff44_ff86, 0x4659_e325),
-    (0xff44_ff86, 0x2ca1_11b0),
-    (0xbaf3_6f18, 0x1617_1aaf),
-    (0x9a71_bb4c, 0xad3a_b738),
-    (0xd06e_9c92, 0x3a18_4a57),
-    (0, 0x3b18_2bd8),
-    (0, 0xe1eb_a804),
-    (0, 0x251c_e634),
-    (0, 0xc225_c98b),
-    (0, 0x0ff9_c3be),
-    (0xf026_3318, 0x1ebb_3883),
-    (0, 0x61f1_0424),
-    (0, 0x514e_aeb1),
-    (0, 0x84d1_7fa5),
-    (0, 0x8abc_b7c3),
-    (0, 0xb7b4_b6b5),
-    (0xd06e_9c92, 0xcde4_f949),
-    (0, 0xf12e_34a5),
-    (0, 0x8cf9_4fd9),
-    (0xd06e_9c92, 0xd666_c90c),
-    (0, 0xe2f1_8843),
+    (0xff44_ff86, 0xd813_3edd),
+    (0xff44_ff86, 0xb2eb_cc48),
+    (0xbaf3_6f18, 0x885d_c757),
+    (0x9a71_bb4c, 0x3370_6ac0),
+    (0xd06e_9c92, 0xa452_97af),
+    (0, 0xa552_f620),
+    (0, 0x7fa1_75fc),
+    (0, 0xbb56_3bcc),
+    (0, 0x5c6f_1473),
+    (0, 0x91b3_1e46),
+    (0xf026_3318, 0x80f1_e57b),
+    (0, 0xffbb_d9dc),
+    (0, 0xcf04_7349),
+    (0, 0x1a9b_a25d),
+    (0, 0x14f6_6a3b),
+    (0, 0x29fe_6b4d),
+    (0xd06e_9c92, 0x53ae_24b1),
+    (0, 0x6f64_e95d),
+    (0, 0x12b3_9221),
+    (0xd06e_9c92, 0x482c_14f4),
+    (0, 0x7cbb_55bb),
 ];
 
 #[test]
@@ -111,6 +111,24 @@ fn golden_bytes() {
         assert_eq!(verify(&bytes), Ok(()));
     }
     assert!(PacketKind::from_number(0).is_none() && PacketKind::from_number(22).is_none());
+}
+
+/// Each status of a refusal, and its number.
+#[test]
+fn golden_refusals() {
+    let all: [(WcStatus, &[u8], u32); 4] = [
+        (WcStatus::RemoteAccess, &[1], 0x78b9_2b64),
+        (WcStatus::RemoteInvalid, &[2], 0x1a9b_a25d),
+        (WcStatus::RemoteOperation, &[3], 0xc7de_08e5),
+        (WcStatus::RemoteNoSpace, &[4], 0xdede_b02f),
+    ];
+    for (status, number, header_crc) in all {
+        let (header, fields, _) = full(PacketKind::Nak);
+        let header = PacketHeader { status: Some(status), ..header };
+        let bytes = golden(PacketKind::Nak as u8, &[fields[0], (56, number)], b"", (0, header_crc));
+        assert_eq!(build(header, b""), bytes, "{status:?}");
+        assert_eq!(PacketHeader::parse(&bytes), Ok(header));
+    }
 }
 
 #[test]
@@ -143,6 +161,11 @@ fn bad_headers_are_named() {
     assert_eq!(flush(0, 3), Some(PacketError::Field("second")));
     let nak = PacketHeader::new(PacketKind::Nak, 1);
     assert_eq!(PacketHeader::parse(&build(nak, b"")), Err(PacketError::Field("word")));
+    let mut unknown = build(nak, b"");
+    unknown[56] = 5;
+    let crc = header_checksum(unknown.first_chunk().expect("a header"));
+    unknown[60..].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(PacketHeader::parse(&unknown), Err(PacketError::Field("word")));
 }
 
 /// A length counts only if the header is intact, for every kind of packet and whatever part of the payload is there.
