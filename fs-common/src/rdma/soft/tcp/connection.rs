@@ -327,7 +327,7 @@ impl LinkQp for TcpQp {
         &self.core
     }
 
-    fn submit(&self, requests: &[SendWr]) {
+    fn submit(&self, requests: &[SendWr]) -> bool {
         let mut sending = self.send.lock();
         sending.queue.extend(requests);
         let result = if self.core.is_ready() { self.drain_queue(&mut sending) } else { Ok(()) };
@@ -338,6 +338,8 @@ impl LinkQp for TcpQp {
             Ok(()) if !self.core.is_ready() => self.end(None),
             Ok(()) => {}
         }
+        // The peer's end executes them.
+        false
     }
 
     fn receives_posted(&self) {
