@@ -47,7 +47,8 @@ use queues::{
     a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue,
     a_queue_takes_its_depth_whatever_the_provider_does_beside, close_flushes_and_the_peer_notices,
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
-    two_threads_post_to_one_queue_pair, what_is_inline_is_copied_by_the_post,
+    short_and_long_requests_of_one_doorbell_keep_their_order, two_threads_post_to_one_queue_pair,
+    what_is_before_a_refused_request_is_done, what_is_inline_is_copied_by_the_post,
 };
 use shared::{
     a_broken_queue_pair_leaves_shared_receives, a_dry_shared_queue_lets_messages_wait,
@@ -343,6 +344,8 @@ suite!(
     a_window_is_of_one_queue_pair;
     software:
     a_burst_larger_than_the_link_arrives,
+    short_and_long_requests_of_one_doorbell_keep_their_order,
+    what_is_before_a_refused_request_is_done,
     files_are_read_by_the_engine,
     files_are_written_where_the_target_takes_it,
     files_are_changed_by_atomics_and_appends,
