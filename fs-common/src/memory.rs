@@ -472,6 +472,10 @@ impl Drop for SharedMemory {
 /// Both ranges are valid for `len` bytes and do not overlap.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
+    if len <= SHORT_COPY_MAX {
+        // SAFETY: the caller's promise.
+        return unsafe { racing_copy_short(from, to, len) };
+    }
     // `rep movsb` (ERMS) runs at memory speed for pages and is opaque to the compiler, which therefore
     // cannot assume that the bytes hold still.
     // SAFETY: the caller gives valid ranges; the direction flag is clear by the ABI.
@@ -483,6 +487,58 @@ pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
             inout("rdi") to => _,
             options(nostack, preserves_flags)
         );
+    }
+}
+
+/// Up to so many bytes are copied by single loads and stores: one to eight nanoseconds, where `rep movsb` takes 13 to 20 to begin.
+#[cfg(target_arch = "x86_64")]
+const SHORT_COPY_MAX: usize = 256;
+
+/// `racing_copy` of few bytes. The last load and store begin as much before the end as they are long, and may copy bytes a second time.
+///
+/// # Safety
+/// As for `racing_copy`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn racing_copy_short(from: *const u8, to: *mut u8, len: usize) {
+    /// Copies as many bytes as a register has. Opaque to the compiler, as in `racing_copy`.
+    macro_rules! copy {
+        ($load:literal, $store:literal, $class:ident, $from:expr, $to:expr) => {
+            std::arch::asm!(
+                $load, $store, bytes = out($class) _, from = in(reg) $from, to = in(reg) $to,
+                options(nostack, preserves_flags)
+            )
+        };
+    }
+    // SAFETY: each copy is of bytes that lie whole in the two ranges, which the caller gives.
+    unsafe {
+        match len {
+            16.. => {
+                for at in (0..len - 16).step_by(16).chain([len - 16]) {
+                    copy!(
+                        "movdqu {bytes}, [{from}]",
+                        "movdqu [{to}], {bytes}",
+                        xmm_reg,
+                        from.add(at),
+                        to.add(at)
+                    );
+                }
+            }
+            8.. => {
+                for at in [0, len - 8] {
+                    copy!("mov {bytes}, [{from}]", "mov [{to}], {bytes}", reg, from.add(at), to.add(at));
+                }
+            }
+            4.. => {
+                for at in [0, len - 4] {
+                    copy!("mov {bytes:e}, [{from}]", "mov [{to}], {bytes:e}", reg, from.add(at), to.add(at));
+                }
+            }
+            _ => {
+                for at in 0..len {
+                    copy!("mov {bytes}, [{from}]", "mov [{to}], {bytes}", reg_byte, from.add(at), to.add(at));
+                }
+            }
+        }
     }
 }
 
@@ -644,6 +700,20 @@ mod tests {
                 memory.read(at, &mut out);
                 assert_eq!((&out[..len], out[len]), (&bytes[..len], 0));
             }
+        }
+    }
+
+    #[test]
+    fn copies_of_every_length_are_whole_and_no_longer() {
+        let bytes: Vec<u8> = (0..600u32).map(|at| (at * 7 + 1) as u8 | 1).collect();
+        let memory = SharedMemory::new("lengths", 4096).expect("memfd");
+        for len in 0..bytes.len() {
+            let offset = 100 + len % 17;
+            memory.fill(0, 2048, 0);
+            memory.write(offset, &bytes[..len]);
+            let mut out = vec![9; len + 2];
+            memory.read(offset - 1, &mut out);
+            assert!(out[0] == 0 && out[1..=len] == bytes[..len] && out[len + 1] == 0, "{len}");
         }
     }
 

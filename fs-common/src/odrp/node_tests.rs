@@ -121,6 +121,33 @@ fn operations_may_be_outstanding_together() {
 }
 
 #[test]
+fn invalidations_go_out_together() {
+    let node = node(NodeOptions::new(64));
+    let mut client = join(&node, 64);
+    for page in 0..40 {
+        client.store(page, &bytes(page, 0)).expect("a store");
+    }
+    for page in 0..16 {
+        client.begin_invalidate(page).expect("begun");
+    }
+    assert!(matches!(client.begin_invalidate(16), Err(RemoteError::Full)));
+    assert!(matches!(client.load(3, &mut []), Err(RemoteError::Busy(3))));
+    assert_eq!(node.figures().chains[Kind::Invalidate.index()], 0, "none was sent");
+    // The others go on meanwhile, and a wait for one of them sends the invalidations.
+    assert!(loaded(&mut client, 30) == bytes(30, 0));
+    let mut done = Vec::new();
+    while let Some(one) = client.finish_any().expect("no error") {
+        done.push(one.page);
+    }
+    done.sort_unstable();
+    assert!(done.iter().all(|page| *page < 16) && client.stored() == 24, "{done:?}");
+    assert_eq!(node.figures().chains[Kind::Invalidate.index()], 16);
+    assert_eq!((node.figures().mapped, node.figures().free), (24, 40));
+    client.store(3, &bytes(3, 1)).expect("a store");
+    assert!(loaded(&mut client, 3) == bytes(3, 1));
+}
+
+#[test]
 fn what_is_not_there_is_refused_at_the_client() {
     let node = node(NodeOptions::new(8));
     let mut client = join(&node, 4);

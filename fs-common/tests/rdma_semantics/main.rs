@@ -51,7 +51,8 @@ use queues::{
     a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue,
     a_queue_takes_its_depth_whatever_the_provider_does_beside, close_flushes_and_the_peer_notices,
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
-    two_threads_post_to_one_queue_pair, what_is_inline_is_copied_by_the_post,
+    short_and_long_requests_of_one_doorbell_keep_their_order, two_threads_post_to_one_queue_pair,
+    what_is_before_a_refused_request_is_done, what_is_inline_is_copied_by_the_post,
 };
 use ranges::{
     a_message_fills_ranges_as_far_as_it_goes, a_word_in_two_ranges_is_not_torn, lengths_of_ranges_add_up,
@@ -402,6 +403,8 @@ suite!(
     files_are_written_where_the_target_takes_it,
     files_are_changed_by_atomics_and_appends;
     software:
+    short_and_long_requests_of_one_doorbell_keep_their_order,
+    what_is_before_a_refused_request_is_done,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_failed_device_fails_its_flush,
     a_refusal_waits_for_the_flush_before_it,

@@ -13,6 +13,73 @@ pub(super) fn message_too_long(link: LinkKind) {
     assert_eq!(pair.server.bytes(0, 8), [0; 8]);
 }
 
+/// Where a link has a socket, short requests of one doorbell go out together, and so do short answers to what came together. Beside long ones they keep
+/// their order, and so do their completions.
+pub(super) fn short_and_long_requests_of_one_doorbell_keep_their_order(link: LinkKind) {
+    const REQUESTS: u64 = 140;
+    const ROOM: u64 = 8192;
+    const WORD: u64 = REQUESTS * ROOM;
+    const MESSAGES: u64 = WORD + ROOM;
+    let pair = Pair::with(link, 256, Access::ALL, |_, server| {
+        let receive = |number| server.receive(number, MESSAGES + number * 8, 8);
+        [vec![], (0..REQUESTS / 7).map(receive).collect()]
+    });
+    let (client, server) = (&pair.client, &pair.server);
+    let bytes = |index: u64, len: u32| vec![index as u8 | 1; len as usize];
+    let mut requests = Vec::new();
+    for index in 0..REQUESTS {
+        let (at, is_long) = (index * ROOM, index % 5 == 0);
+        let write = SendOp::Write(server.place(at));
+        let (op, len) = match index % 7 {
+            0 => (write, 8),
+            1 => (SendOp::Read(server.place(at)), 16),
+            2 => (SendOp::FetchAdd { remote: server.place(WORD), add: 3 }, 8),
+            3 => (SendOp::Send, 8),
+            4 => (write, 300),
+            5 => (SendOp::Read(server.place(at)), if is_long { ROOM as u32 } else { 64 }),
+            _ => (write, if is_long { ROOM as u32 } else { 600 }),
+        };
+        let reads = matches!(op, SendOp::Read(_));
+        let from = if reads { server } else { client };
+        from.put(at, &bytes(index, len));
+        requests.push(SendWr { signaled: index % 7 != 4, ..send(index, op, client.mr.sge(at, len)) });
+    }
+    pair.c().post_send(&requests).expect("post");
+    for request in requests.iter().filter(|request| request.signaled) {
+        ok(client.next(), request.wr_id.0, request.op.kind(), request.local.len);
+    }
+    for (index, request) in (0..).zip(&requests) {
+        let (at, len) = ((index * ROOM) as usize, request.local.len);
+        match request.op {
+            SendOp::Read(_) => assert!(client.bytes(at, len as usize) == bytes(index, len), "{index}"),
+            SendOp::Write(_) => assert!(server.bytes(at, len as usize) == bytes(index, len), "{index}"),
+            SendOp::FetchAdd { .. } => assert_eq!(client.bytes(at, 8), (index / 7 * 3).to_le_bytes()),
+            _ => {
+                ok(server.next(), index / 7, CompletionKind::Recv, 8);
+                assert_eq!(server.bytes((MESSAGES + index / 7 * 8) as usize, 8), bytes(index, 8));
+            }
+        }
+    }
+}
+
+/// A request that this end refuses does not hold back those before it in its doorbell.
+pub(super) fn what_is_before_a_refused_request_is_done(link: LinkKind) {
+    let pair = Pair::with(link, 16, Access::ALL, |_, server| {
+        [vec![], (0..2).map(|number| server.receive(number, 64 * number, 64)).collect()]
+    });
+    let hello = pair.client.put(0, b"hello");
+    let nowhere = Sge { offset: MEMORY_LEN as u64, ..hello };
+    let requests =
+        [send(1, SendOp::Send, hello), send(2, SendOp::Send, hello), send(3, SendOp::Send, nowhere)];
+    pair.c().post_send(&requests).expect("post");
+    ok(pair.client.next(), 1, CompletionKind::Send, 5);
+    ok(pair.client.next(), 2, CompletionKind::Send, 5);
+    bad(pair.client.next(), 3, WcStatus::LocalProtection);
+    for number in 0..2 {
+        ok(pair.server.next(), number, CompletionKind::Recv, 5);
+    }
+}
+
 pub(super) fn messages_wait_for_receives(link: LinkKind) {
     let pair = Pair::new(link);
     for index in 0..10u64 {

@@ -9,16 +9,16 @@
 //! A WRITE of which a page did not stay goes once more, if all its pages now have frames; otherwise the target is asked, for the range from the first
 //! such page to the last. WRITEs that are not signaled are checked together, when the next request is that is, or when one has to wait for them.
 //!
-//! **Where this end of the link looks pages up** ([`QueuePair::looks_pages_up`](crate::rdma::QueuePair::looks_pages_up)) completions say what the accesses met, and a
-//! WRITE that met an absent page completes though it is not signaled.
+//! **Where this end of the link looks pages up** ([`QueuePair::looks_pages_up`](crate::rdma::QueuePair::looks_pages_up)) nothing is signaled, and an access that met an
+//! absent page completes all the same. Often the post itself tells that all is executed, and that no page was absent
+//! ([`QueuePair::post_send_known`](crate::rdma::QueuePair::post_send_known)): then all accesses of the doorbell are done, without a completion. Otherwise a READ of one entry is posted
+//! behind them, which is signaled, and when that is complete:
 //!
-//! | access | posted | done if its completion tells of no absent page | else |
+//! | access | posted | done if no completion told of an absent page | else |
 //! |--------|--------|------------------------------------------------|------|
 //! | READ | READ | without a look at the bytes | looks for the signature, as above |
 //! | WRITE to one page | WRITE | | the target |
 //! | WRITE to several | WRITE | | once more, between two READs of the entries, as above |
-//!
-//! What is not signaled has no completion to tell that it was executed. There a READ of one entry is posted behind it.
 
 use super::flight::widened;
 use super::peer::{BATCH_CHECKED, ENTRIES_MAX, NpPeer, READ_DONE, ROOM, WRITE_CHECKED};
@@ -34,6 +34,33 @@ use std::sync::atomic::Ordering;
 const BATCHED_PAGES_MAX: u64 = 16;
 
 impl NpPeer {
+    /// Posts an access of which it is told whether it met an absent page.
+    pub(super) fn post_told(&mut self, slot: usize) {
+        let wr = &self.flights[slot].wr;
+        let Some((region, at)) = self.local(wr) else { return };
+        let remote = self.welcome.region.at(wr.offset);
+        let access = SendWr {
+            wr_id: WrId(slot as u64),
+            op: if wr.op.changes() { SendOp::Write(remote) } else { SendOp::Read(remote) },
+            local: region.sge(at, wr.len).into(),
+            signaled: false,
+        };
+        self.posts.push(access);
+        self.unchecked.push(slot);
+    }
+
+    /// All that was posted is executed, and met no absent page. Returns whether there was any.
+    pub(super) fn end_told(&mut self) -> bool {
+        let ended = std::mem::take(&mut self.unchecked);
+        self.figures.one_sided += ended.len() as u64;
+        ended.iter().for_each(|slot| self.finish(*slot));
+        let any = !ended.is_empty();
+        // Its memory serves the next doorbell.
+        self.unchecked = ended;
+        self.unchecked.clear();
+        any
+    }
+
     pub(super) fn post_read(&mut self, slot: usize) {
         let wr = &self.flights[slot].wr;
         let Some((region, at)) = self.local(wr) else { return };
@@ -52,26 +79,25 @@ impl NpPeer {
         let pages = flight.pages();
         let count = pages.end() - pages.start() + 1;
         let alone = signaled && self.unchecked.is_empty() || count > BATCHED_PAGES_MAX;
-        let told = flight.told;
-        let checked = WrId(WRITE_CHECKED << 32 | slot as u64);
         let write = SendWr {
-            wr_id: if alone && told { checked } else { WrId(slot as u64) },
+            wr_id: WrId(slot as u64),
             op: SendOp::Write(self.welcome.region.at(flight.wr.offset)),
             local: region.sge(at, flight.wr.len).into(),
-            signaled: alone && told,
+            signaled: false,
         };
         self.flights[slot].entries_in = (slot, *pages.start());
-        if !told && !self.recall(slot, &pages) {
+        if !self.recall(slot, &pages) {
             let entries = self.entries(slot * ROOM, *pages.start(), count, None);
             self.posts.push(entries);
         }
         self.posts.push(write);
-        if !alone {
-            self.unchecked.push(slot);
-        } else if !told {
+        if alone {
             let at = slot * ROOM + ENTRIES_MAX * 8;
+            let checked = WrId(WRITE_CHECKED << 32 | slot as u64);
             let check = self.entries(at, *pages.start(), count, Some(checked));
             self.posts.push(check);
+        } else {
+            self.unchecked.push(slot);
         }
     }
 
@@ -103,7 +129,8 @@ impl NpPeer {
         }
     }
 
-    /// Checks the WRITEs that nobody has checked, with one READ for those that follow each other in the region (section 3.1.1).
+    /// Checks the accesses that nobody has checked: with one READ for WRITEs that follow each other in the region (section 3.1.1), with one for all where
+    /// completions tell of absent pages.
     pub(super) fn check_batch(&mut self) {
         let Some(last) = self.unchecked.last().copied() else { return };
         let batch = std::mem::take(&mut self.unchecked);
@@ -130,7 +157,7 @@ impl NpPeer {
             }
         }
         if reads.is_empty() {
-            // Their completions tell, or would have told when one behind them has come.
+            // Completions of those that met an absent page have come when this one comes.
             reads.push((last, 0..=0));
         }
         let count = reads.len();
@@ -192,8 +219,8 @@ impl NpPeer {
         self.figures.write_faults += 1;
         if all_there {
             (flight.repeated, flight.told) = (true, false);
-            self.post_write(slot, true);
             self.check_batch();
+            self.post_write(slot, true);
         } else {
             self.ask(slot, start, end);
         }

@@ -4,7 +4,9 @@
 //!
 //! # Invariants
 //! * Each access is in one of three places: *pending* in the order of posts, *under way* in a slot, or completed.
-//! * The last work request of a chain is signaled, and completions come in order: so each wr_id that is polled is of the access that is in its slot.
+//! * The last work request of a chain is signaled, and completions come in order: so each wr_id that is polled is of the access that is in its slot. Where
+//!   completions tell of absent pages, nothing is signaled, and an access leaves its slot when its doorbell is known to be done, or with the READ behind it.
+//! * Pending, under way, and completed but not taken: no more than the depth.
 
 use super::calls::{CALL_SENT, CALLS_LEN, Calls, Piece, greet};
 use super::flight::Flight;
@@ -31,6 +33,8 @@ pub(super) const ROOM: usize = 2 * ENTRIES_MAX * 8;
 const DEPTH_MAX: usize = 1024;
 /// Completions taken at once.
 pub(super) const COMPLETIONS: usize = 64;
+/// A program that always finds completions has the completion queue polled once in this many polls: the owner's answers wait no longer than that.
+const POLLS_PER_LOOK: u32 = 16;
 
 /// What a polled completion is about; the high half of its wr_id.
 pub(super) const READ_DONE: u64 = 1;
@@ -54,13 +58,15 @@ pub struct NpPeer {
     /// The accesses under way, which each new one is compared with.
     under_way: UnderWay,
     pending: VecDeque<NpWr>,
-    /// WRITEs that nobody has checked yet, in order.
+    /// WRITEs that nobody has checked yet, in order; where completions tell of absent pages, all accesses of the next doorbell.
     pub(super) unchecked: Vec<usize>,
-    /// WRITEs whose check is under way, a batch for each.
+    /// Those whose check is under way, a batch for each.
     pub(super) batches: VecDeque<Vec<usize>>,
     pub(super) posts: Vec<SendWr>,
     polled: Vec<Completion>,
     done: VecDeque<NpCompletion>,
+    /// Polls since the last that looked at the completion queue.
+    polls: u32,
     /// Completions tell of absent pages.
     pub(super) tells: bool,
     /// Since when nothing has come, as far as a wait has noticed; `None`: something came, or began, after the last one.
@@ -123,6 +129,7 @@ impl NpPeer {
             posts: Vec::new(),
             polled: Vec::new(),
             done: VecDeque::new(),
+            polls: 0,
             tells,
             silent_since: None,
             is_over: false,
@@ -156,9 +163,9 @@ impl NpPeer {
         self.figures
     }
 
-    /// Requests that are under way or wait.
+    /// Requests that are under way or wait, or whose completions were not taken.
     pub fn outstanding(&self) -> usize {
-        self.pending.len() + self.flights.len() - self.free.len()
+        self.pending.len() + self.flights.len() - self.free.len() + self.done.len()
     }
 
     /// Posts a request.
@@ -216,6 +223,18 @@ impl NpPeer {
 
     /// Takes up to `max` completions, and drives what is under way.
     pub fn poll(&mut self, out: &mut Vec<NpCompletion>, max: usize) -> usize {
+        self.polls += 1;
+        if self.done.is_empty() || self.polls >= POLLS_PER_LOOK {
+            self.look();
+        }
+        let count = self.done.len().min(max);
+        out.extend(self.done.drain(..count));
+        count
+    }
+
+    /// Takes what has come, and drives what is under way.
+    fn look(&mut self) {
+        self.polls = 0;
         if self.completions.poll(&mut self.polled, COMPLETIONS) > 0 {
             self.silent_since = None;
             for index in 0..self.polled.len() {
@@ -225,11 +244,6 @@ impl NpPeer {
             self.polled.clear();
             self.advance();
         }
-        let count = self.done.len().min(max);
-        for _ in 0..count {
-            out.extend(self.done.pop_front());
-        }
-        count
     }
 
     /// Waits until something may be there to poll. Gives the connection up if an answer is overdue.
@@ -256,7 +270,7 @@ impl NpPeer {
         let mut out = Vec::new();
         loop {
             self.poll(&mut out, usize::MAX);
-            if self.outstanding() == 0 && self.done.is_empty() {
+            if self.outstanding() == 0 {
                 return out;
             }
             self.wait(Duration::from_millis(100));
@@ -272,32 +286,48 @@ impl NpPeer {
         self.under_way.may_begin(Span::of(wr), self.settings.strict)
     }
 
-    /// Begins what may begin, and rings the doorbell.
+    /// Begins what may begin, and rings the doorbell; again while that ends accesses for which others wait.
     fn advance(&mut self) {
-        while let Some(next) = self.pending.front() {
-            if !self.may_begin(next) {
-                // It waits; so those that it waits for must be checked.
-                self.check_batch();
-                break;
+        loop {
+            let mut waits = false;
+            while let Some(next) = self.pending.front() {
+                waits = !self.may_begin(next);
+                if waits {
+                    break;
+                }
+                let (Some(slot), Some(wr)) = (self.free.pop(), self.pending.pop_front()) else { break };
+                self.begin(slot, &wr);
             }
-            let (Some(slot), Some(wr)) = (self.free.pop(), self.pending.pop_front()) else { break };
-            self.begin(slot, &wr);
+            if !self.tells && (waits || self.free.is_empty()) {
+                // Those that are waited for must be checked.
+                self.check_batch();
+            }
+            while let Some(send) = self.calls.next(WrId(CALL_SENT << 32)) {
+                self.figures.calls += 1;
+                self.posts.push(send);
+            }
+            if !self.ring() || self.pending.is_empty() {
+                return;
+            }
         }
-        if self.free.is_empty() {
-            self.check_batch();
-        }
-        while let Some(send) = self.calls.next(WrId(CALL_SENT << 32)) {
-            self.figures.calls += 1;
-            self.posts.push(send);
-        }
-        self.ring();
     }
 
-    fn ring(&mut self) {
-        if !self.posts.is_empty() && !self.is_over && self.qp.post_send(&self.posts).is_err() {
-            self.fail();
+    /// Rings the doorbell. Returns whether that has ended accesses.
+    fn ring(&mut self) -> bool {
+        let mut ended = false;
+        while !self.posts.is_empty() && !self.is_over {
+            let posted = self.qp.post_send_known(&self.posts);
+            self.posts.clear();
+            match posted {
+                Err(_) => self.fail(),
+                Ok(_) if !self.tells => {}
+                // Behind others that are not known to be done, these are not done either.
+                Ok(true) if self.batches.is_empty() => ended |= self.end_told(),
+                Ok(_) => self.check_batch(),
+            }
         }
         self.posts.clear();
+        ended
     }
 
     fn begin(&mut self, slot: usize, wr: &NpWr) {
@@ -310,11 +340,12 @@ impl NpPeer {
         self.flights[slot].begin(wr, self.tells);
         match op {
             _ if !self.settings.optimistic => self.ask(slot, 0, len),
+            NpOp::Read | NpOp::Write if self.tells => self.post_told(slot),
             NpOp::Read => self.post_read(slot),
             NpOp::Write => self.post_write(slot, signaled),
             NpOp::CompareSwap { .. } | NpOp::FetchAdd(_) => self.ask(slot, 0, 8),
         }
-        if signaled {
+        if signaled && !self.tells {
             self.check_batch();
         }
     }
@@ -339,7 +370,12 @@ impl NpPeer {
             WRITE_CHECKED => self.check_write(slot),
             BATCH_CHECKED => {
                 let batch = self.batches.pop_front().unwrap_or_default();
-                batch.into_iter().for_each(|slot| self.check_write(slot));
+                for slot in batch {
+                    match self.flights[slot].wr.op {
+                        NpOp::Read => self.check_read(slot),
+                        _ => self.check_write(slot),
+                    }
+                }
             }
             _ => {}
         }

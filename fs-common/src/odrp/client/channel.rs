@@ -1,5 +1,7 @@
 //! One chain's connection at the client: messages, their slots, and the receives that tell that one is done.
 //!
+//! Nothing waits for an invalidation, so those that were begun one after the other go out together, with one doorbell.
+//!
 //! # Invariants
 //! No more messages are outstanding than the chain's window, so the places that a message writes to are not in use.
 
@@ -26,6 +28,10 @@ pub(super) enum NotBegun {
     Broken,
 }
 
+/// The connection is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
 /// A chain's connection.
 pub(super) struct Channel {
     kind: Kind,
@@ -38,6 +44,8 @@ pub(super) struct Channel {
     /// The page of each outstanding operation.
     slots: [Option<u64>; SLOTS as usize],
     outstanding: u64,
+    /// Messages that are put together and not posted.
+    unposted: Vec<SendWr>,
     /// Where a message is put together.
     message: Vec<u8>,
 }
@@ -78,6 +86,7 @@ impl Channel {
             next: 0,
             slots: [None; SLOTS as usize],
             outstanding: 0,
+            unposted: Vec::new(),
             message,
         })
     }
@@ -103,7 +112,7 @@ impl Channel {
         self.outstanding > 0 && self.qp.state() == QpState::Error
     }
 
-    /// Sends a message; a load's page comes to the slot's place behind `to`.
+    /// Sends a message; a load's page comes to the slot's place behind `to`. An invalidation's is sent by [`Self::ring`].
     pub(super) fn begin(&mut self, page: u64, bytes: &[u8], to: (u32, u64)) -> Result<u32, NotBegun> {
         let slot = self.slots.iter().position(Option::is_none).ok_or(NotBegun::Full)?;
         let to = (to.0, to.1 + (slot * PAGE_SIZE) as u64);
@@ -121,11 +130,24 @@ impl Channel {
         let local = self.messages.sge(at as u64, self.shape.len() as u32);
         let send =
             SendWr { wr_id: WrId(slot as u64), op: SendOp::Send, local: local.into(), signaled: false };
-        self.qp.post_send(&[send]).map_err(|_| NotBegun::Broken)?;
+        self.unposted.push(send);
+        if self.kind != Kind::Invalidate {
+            self.ring().map_err(|Broken| NotBegun::Broken)?;
+        }
         self.slots[slot] = Some(page);
         self.outstanding += 1;
         self.next += 1;
         Ok(slot as u32)
+    }
+
+    /// Posts the messages that are not.
+    pub(super) fn ring(&mut self) -> Result<(), Broken> {
+        if self.unposted.is_empty() {
+            return Ok(());
+        }
+        let posted = self.qp.post_send(&self.unposted);
+        self.unposted.clear();
+        posted.map_err(|_| Broken)
     }
 
     /// An operation is done: returns its slot and page, and posts the receive for another.
@@ -140,6 +162,7 @@ impl Channel {
     /// The connection is gone: the pages of the operations that were outstanding.
     pub(super) fn abandon(&mut self) -> Vec<u64> {
         self.qp.close();
+        self.unposted.clear();
         self.outstanding = 0;
         self.slots.iter_mut().filter_map(Option::take).collect()
     }

@@ -3,7 +3,7 @@
 //! # How it works
 //! Each chain has a connection (`channel`) with up to 16 operations outstanding; a control connection (`control`) joins, beats and asks. The client knows
 //! what is mapped, so it knows which chain a store needs (section 4.4), and keeps its budget itself. Operations on different pages may be outstanding
-//! together, on one page only one: as a kernel's swap does.
+//! together, on one page only one: as a kernel's swap does. Invalidations are sent when the client next waits, all with one doorbell.
 //!
 //! # Failure
 //! A connection that breaks ends all operations that were outstanding on it with an error. The client then asks what is mapped and connects again, so the
@@ -241,7 +241,7 @@ impl RemotePages {
         self.begin(Kind::UnmappedStore, page, bytes)
     }
 
-    /// Begins to forget a page.
+    /// Begins to forget a page. It is sent with the others that were begun, when [`Self::finish`] or [`Self::finish_any`] has to wait.
     ///
     /// # Errors
     /// As `begin_load`.
@@ -323,6 +323,9 @@ impl RemotePages {
             if Instant::now() > deadline {
                 return Err(RemoteError::Silent);
             }
+            if let Some(kind) = self.ring() {
+                return Err(self.recover(kind));
+            }
             self.base.cq.wait(LOOK);
             return Ok(None);
         };
@@ -348,6 +351,12 @@ impl RemotePages {
             Kind::Load | Kind::MappedStore => {}
         }
         Ok(Some(Done { ticket: Ticket { kind, slot }, kind, page }))
+    }
+
+    /// Sends what was begun and not sent. Returns the kind whose connection is gone.
+    fn ring(&mut self) -> Option<Kind> {
+        let mut channels = self.channels.iter_mut();
+        channels.find_map(|channel| channel.ring().is_err().then_some(channel.kind()))
     }
 
     /// Connects a channel again; returns the error of the operations that were outstanding on it.

@@ -5,6 +5,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a work entry: three blocks of 64.
 pub const ENTRY_LEN: usize = 192;
+/// Bytes before its elements: one block.
+pub(super) const HEAD_LEN: usize = 64;
 /// Local elements of a work entry, and elements of a receive entry.
 pub const ELEMENTS_MAX: usize = 8;
 /// Bytes of an element.
@@ -178,7 +180,8 @@ struct Raw {
     local: [RawElement; ELEMENTS_MAX],
 }
 const _: () = assert!(size_of::<Raw>() == ENTRY_LEN);
-const _: () = assert!(ENTRY_LEN.is_multiple_of(64) && ENTRY_LEN - 64 == RECEIVE_LEN);
+const _: () = assert!(ENTRY_LEN.is_multiple_of(HEAD_LEN) && ENTRY_LEN - HEAD_LEN == RECEIVE_LEN);
+const _: () = assert!(std::mem::offset_of!(Raw, local) == HEAD_LEN);
 
 impl Element {
     fn raw(self) -> RawElement {
@@ -239,11 +242,25 @@ impl Entry {
         zerocopy::transmute!(raw)
     }
 
+    /// Bytes of the elements that count, by an entry's first bytes.
+    pub(super) fn elements_len(head: &[u8]) -> usize {
+        usize::from(head[std::mem::offset_of!(Raw, elements)]) * ELEMENT_LEN
+    }
+
     /// Parses an entry.
     ///
     /// # Errors
     /// `BadEntry`; whoever can write to the queue can cause it.
     pub fn parse(bytes: &[u8; ENTRY_LEN]) -> Result<Self, BadEntry> {
+        let mut entry = Self::default();
+        entry.fill(bytes).map(|()| entry)
+    }
+
+    /// Becomes the entry that these bytes are: it is too large to be handed on from call to call. On an error it is none.
+    ///
+    /// # Errors
+    /// As `parse`.
+    pub(super) fn fill(&mut self, bytes: &[u8; ENTRY_LEN]) -> Result<(), BadEntry> {
         let raw: &Raw = zerocopy::transmute_ref!(bytes);
         let opcode = Opcode::from_number(raw.opcode).ok_or(BadEntry::Opcode(raw.opcode))?;
         let peer = raw.flags & FLAG_PEER != 0;
@@ -262,25 +279,18 @@ impl Entry {
         if raw.zero != 0 || raw.zero_too.get() != 0 || raw.zero_again.get() != 0 {
             return Err(BadEntry::Reserved);
         }
-        let mut local = [Element::default(); ELEMENTS_MAX];
-        for (element, raw) in local.iter_mut().zip(&raw.local[..usize::from(raw.elements)]) {
+        self.opcode = opcode;
+        (self.peer, self.last) = (peer, raw.flags & FLAG_LAST != 0);
+        (self.imm, self.index) = (raw.imm.get(), raw.index.get());
+        (self.address, self.key) = (raw.address.get(), raw.key.get());
+        (self.operand, self.compare) = (raw.operand.get(), raw.compare.get());
+        (self.mask, self.compare_mask) = (raw.mask.get(), raw.compare_mask.get());
+        self.elements = raw.elements;
+        self.local = [Element::default(); ELEMENTS_MAX];
+        for (element, raw) in self.local.iter_mut().zip(&raw.local[..usize::from(raw.elements)]) {
             *element = Element::parse(raw);
         }
-        Ok(Self {
-            opcode,
-            peer,
-            last: raw.flags & FLAG_LAST != 0,
-            imm: raw.imm.get(),
-            index: raw.index.get(),
-            address: raw.address.get(),
-            key: raw.key.get(),
-            operand: raw.operand.get(),
-            compare: raw.compare.get(),
-            mask: raw.mask.get(),
-            compare_mask: raw.compare_mask.get(),
-            elements: raw.elements,
-            local,
-        })
+        Ok(())
     }
 }
 

@@ -103,7 +103,8 @@ impl Gate {
     }
 }
 
-/// What is counted of one queue. All are written by the RNIC's thread and read by anybody (relaxed: figures), but for `limit`.
+/// What is counted of one queue. All are written by the one thread that executes its chain just then, and read by anybody (relaxed: figures), but for
+/// `limit`.
 #[derive(Debug)]
 pub struct ChainFigures {
     /// Messages that came and were taken.

@@ -41,6 +41,8 @@ use std::time::{Duration, Instant};
 
 /// A poller that never sleeps looks for hang-ups once in this many pumps.
 const PUMPS_PER_EVENT_CHECK: u32 = 256;
+/// A poller that always finds something at one of several sockets looks at the others once in this many pumps.
+const PUMPS_PER_QUESTION: u32 = 16;
 /// A poller that always finds completions pumps once in this many polls: arrivals wait no longer than that, and a pump adds little to each poll.
 const FULL_POLLS_PER_PUMP: u32 = 16;
 /// Events taken with one `epoll_wait`; more are taken with the next.
@@ -90,6 +92,8 @@ pub(super) struct SoftCq {
     /// Pumps by `poll`, and polls since the last that found nothing. Relaxed: a count that is lost to another poller delays a pump by one poll.
     pumps: AtomicU32,
     full_polls: AtomicU32,
+    /// The queue pair over whose socket this side last asked for something. Relaxed: a guess where an answer comes next.
+    asked_over: AtomicU32,
 }
 
 impl SoftCq {
@@ -111,6 +115,7 @@ impl SoftCq {
             budget: SpinBudget::new(),
             pumps: AtomicU32::new(0),
             full_polls: AtomicU32::new(0),
+            asked_over: AtomicU32::new(0),
         })
     }
 
@@ -181,6 +186,11 @@ impl SoftCq {
         }
     }
 
+    /// Requests went over this queue pair's socket, which is self-driven.
+    pub(super) fn asked_over(&self, number: QpNumber) {
+        self.asked_over.store(number.0, Ordering::Relaxed);
+    }
+
     fn attached(&self) -> Arc<Attached> {
         self.attached.lock().clone()
     }
@@ -205,15 +215,31 @@ impl SoftCq {
         }
     }
 
-    /// Moves what has come over sockets, with one system call if nothing has.
+    /// Moves what has come over sockets, with one system call if nothing has; of several with two.
     fn pump_sockets(&self, attached: &Attached) {
         match (attached.socket_count, &attached.pumped[..]) {
             (0, _) => {}
             // Its own read tells whether something has come.
             (_, [only]) => only.pump_socket(),
-            // Epoll asks all of them, and what it costs does not depend on how many there are.
-            _ => self.take_events(Duration::ZERO),
+            _ => {
+                let pumps = self.pumps.fetch_add(1, Ordering::Relaxed);
+                let is_due = pumps % PUMPS_PER_QUESTION == PUMPS_PER_QUESTION - 1;
+                if is_due || !self.pump_asked(attached) {
+                    // Epoll asks all of them, and what it costs does not depend on how many there are.
+                    self.take_events(Duration::ZERO);
+                }
+            }
         }
+    }
+
+    /// Reads the socket over which this side last asked for something; true if that has completed anything. The others need no question then.
+    fn pump_asked(&self, attached: &Attached) -> bool {
+        let asked = self.asked_over.load(Ordering::Relaxed);
+        let found = attached.pumped.iter().find(|pumped| pumped.number().0 == asked && !pumped.has_rings());
+        found.is_some_and(|pumped| {
+            pumped.pump_socket();
+            !self.is_empty()
+        })
     }
 
     /// Takes events from epoll, waiting as long as `timeout`, and lets the queue pairs they belong to act.

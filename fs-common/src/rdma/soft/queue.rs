@@ -244,8 +244,9 @@ impl QpCore {
 /// The part of a queue pair that depends on its link.
 pub(super) trait LinkQp: Pumped {
     fn core(&self) -> &QpCore;
-    /// Executes or queues requests whose places are reserved, in order, and rings the doorbell once.
-    fn submit(&self, requests: &[SendWr]);
+    /// Executes or queues requests whose places are reserved, in order, and rings the doorbell once. Returns what
+    /// [`QueuePair::post_send_known`] does.
+    fn submit(&self, requests: &[SendWr]) -> bool;
     /// Delivers messages that waited for the receives that were just posted.
     fn receives_posted(&self);
     /// From now on messages start this chain.
@@ -284,6 +285,10 @@ impl QueuePair for SoftQp {
     }
 
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
+        self.post_send_known(requests).map(drop)
+    }
+
+    fn post_send_known(&self, requests: &[SendWr]) -> Result<bool, PostError> {
         let core = self.0.core();
         let state = core.state();
         if state != QpState::ReadyToSend {
@@ -291,8 +296,11 @@ impl QueuePair for SoftQp {
         }
         let within = count_within(requests, core.max_sges);
         let posted = core.reserve_sends(within);
-        self.0.submit(&requests[..posted]);
-        if posted < within { Err(PostError::QueueFull { posted }) } else { core.took(posted, requests.len()) }
+        let is_known = self.0.submit(&requests[..posted]);
+        if posted < within {
+            return Err(PostError::QueueFull { posted });
+        }
+        core.took(posted, requests.len()).map(|()| is_known)
     }
 
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {

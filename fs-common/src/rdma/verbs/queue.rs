@@ -130,6 +130,15 @@ pub trait QueuePair: Send + Sync {
     /// # Errors
     /// `PostError` tells how many were posted.
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError>;
+    /// As `post_send`, and tells whether it is known already how the requests ended: all that was posted so far is executed, and of these none failed
+    /// or met an absent page ([`Completion::absent`]). Those that are not signaled need no other word then. `false`: completions will tell. Only an
+    /// end that executes requests itself, and looks pages up, ever knows.
+    ///
+    /// # Errors
+    /// As `post_send`.
+    fn post_send_known(&self, requests: &[SendWr]) -> Result<bool, PostError> {
+        self.post_send(requests).map(|()| false)
+    }
     /// Posts receive buffers, to a queue pair with receives of its own.
     ///
     /// # Errors

@@ -72,6 +72,25 @@ fn one_turn_of_spinning_finds_what_came_to_any_of_several_sockets() {
 }
 
 #[test]
+fn a_socket_that_always_has_something_hides_no_other() {
+    let (queue, far_ends) = queue_with(&[false; 3]);
+    queue.asked_over(QpNumber(2));
+    rustix::io::write(&far_ends[2], &[7]).expect("sent");
+    let mut out = Vec::new();
+    for poll in 0..PUMPS_PER_QUESTION {
+        // One for each poll: it is there before the poll.
+        rustix::io::write(&far_ends[1], &[poll as u8]).expect("sent");
+        queue.poll(&mut out, 1);
+    }
+    while queue.poll(&mut out, 1) > 0 {}
+    let of = |number| out.iter().filter(move |found| found.qp == QpNumber(number)).count();
+    assert_eq!((of(1), of(2), of(3)), (0, PUMPS_PER_QUESTION as usize, 1));
+    // And one that has nothing hides none at all.
+    rustix::io::write(&far_ends[0], &[7]).expect("sent");
+    assert!(queue.spin(&queue.attached(), Instant::now(), Duration::from_secs(30)));
+}
+
+#[test]
 fn several_rings_are_not_spun_over() {
     let spins = |rings: &[bool]| queue_with(rings).0.attached().is_spun_over();
     assert!(spins(&[]) && spins(&[true]) && spins(&[false]) && spins(&[false; 5]));

@@ -32,6 +32,8 @@ pub(super) struct Sending {
     pub(super) messages_end: u64,
     /// A FLUSH that the target does, and the requests that were executed behind it.
     pub(super) outstanding: Outstanding,
+    /// A request of the last doorbell, or one that it found waiting, met an absent page.
+    met_absent: bool,
     /// Answers to the peer's FLUSHes for which the ring had no room.
     pub(super) answers: VecDeque<Answer>,
     pub(super) peers: HashMap<u32, PeerRegion>,
@@ -94,6 +96,7 @@ impl ShmQp {
                 tail: 0,
                 messages_end: 0,
                 outstanding: Outstanding::default(),
+                met_absent: false,
                 answers: VecDeque::new(),
                 peers: HashMap::new(),
                 waiting_since: None,
@@ -331,7 +334,10 @@ impl ShmQp {
                 Step::Done(_) | Step::Asked { .. } | Step::Failed(_) => fresh = &fresh[1..],
             }
             match step {
-                Step::Done(done) => self.complete_in_order(sending, request, Ok(done)),
+                Step::Done(done) => {
+                    sending.met_absent |= done.absent;
+                    self.complete_in_order(sending, request, Ok(done));
+                }
                 Step::Asked { sequence } => sending.outstanding.ask(request, sequence),
                 Step::Failed(status) if !sending.outstanding.is_empty() => {
                     self.complete_in_order(sending, request, Err(status));
@@ -534,22 +540,27 @@ impl LinkQp for ShmQp {
         &self.core
     }
 
-    fn submit(&self, requests: &[SendWr]) {
+    fn submit(&self, requests: &[SendWr]) -> bool {
         let mut sending = self.send.lock();
+        sending.met_absent = false;
         let broken = if self.core.is_ready() {
             self.drain(&mut sending, requests)
         } else {
             sending.queue.extend(requests);
             None
         };
-        if broken.is_none() && !self.core.is_ready() {
+        let is_ready = broken.is_none() && self.core.is_ready();
+        if broken.is_none() && !is_ready {
             // The queue pair was closed after the caller had looked at its state.
             self.flush_sends(&mut sending, WcStatus::Flushed);
         }
+        let is_known =
+            is_ready && sending.queue.is_empty() && sending.outstanding.is_empty() && !sending.met_absent;
         drop(sending);
         if let Some(reason) = broken {
             self.end(Some(&reason), false);
         }
+        is_known
     }
 
     fn receives_posted(&self) {

@@ -95,6 +95,9 @@ pub(in crate::rdma::soft) struct TcpQp {
     file_target: FileTargetCell,
     receive: Mutex<Receiving>,
     parked: AtomicUsize,
+    /// Further packets came with the one that is acted on: replies are gathered. Written under the receive lock; who finds it set under the send lock
+    /// may leave a packet to the thread that has the receive lock, which sends it behind that (relaxed: that thread takes the send lock then).
+    gathers: AtomicBool,
     send: Mutex<Sending>,
     ended: AtomicBool,
     account: Account,
@@ -121,6 +124,7 @@ impl TcpQp {
             file_target,
             receive: Mutex::new(Receiving::new()),
             parked: AtomicUsize::new(0),
+            gathers: AtomicBool::new(false),
             send: Mutex::new(Sending::new()),
             ended: AtomicBool::new(false),
         })
@@ -327,7 +331,10 @@ impl LinkQp for TcpQp {
         &self.core
     }
 
-    fn submit(&self, requests: &[SendWr]) {
+    fn submit(&self, requests: &[SendWr]) -> bool {
+        if self.engine.is_none() {
+            self.core.queues().for_each(|queue| queue.asked_over(self.core.number));
+        }
         let mut sending = self.send.lock();
         sending.queue.extend(requests);
         let result = if self.core.is_ready() { self.drain_queue(&mut sending) } else { Ok(()) };
@@ -338,6 +345,8 @@ impl LinkQp for TcpQp {
             Ok(()) if !self.core.is_ready() => self.end(None),
             Ok(()) => {}
         }
+        // The peer's end executes them.
+        false
     }
 
     fn receives_posted(&self) {

@@ -32,6 +32,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const PACKET_VERSION: u8 = 5;
 /// Bytes of a header.
 pub const PACKET_HEADER_LEN: usize = 64;
+/// Where a header has the bytes of payload that follow, little-endian.
+pub(super) const PACKET_LEN_AT: usize = 8;
 /// Payload of Hello and Welcome: largest message, largest transfer (u32 each), eight bytes reserved as zero.
 pub const HELLO_LEN: usize = 16;
 /// Longest reason in a Refuse.

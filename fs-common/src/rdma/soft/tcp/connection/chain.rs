@@ -39,7 +39,7 @@ impl ChainPeer for Peer<'_> {
             (header.key, header.offset, header.imm) = (key.into(), address, imm);
             header.payload_len = len as u32;
             header.seal(packet);
-            self.qp.put(&mut sending, packet, false)
+            self.qp.put_answer(&mut sending, packet)
         });
         put.map_err(|end| {
             self.end = Some(end);
@@ -61,7 +61,7 @@ impl TcpQp {
         if receiving.chain.is_some() {
             return Err(RdmaError::Unsupported("the queue pair is armed already; make another".to_owned()));
         }
-        receiving.chain = Some(Box::new(chain));
+        receiving.chain = Some((chain.queue().gate.clone(), Box::new(chain)));
         let result = self.unpark(&mut receiving);
         drop(receiving);
         if let Err(end) = result {
@@ -85,11 +85,10 @@ impl TcpQp {
         payload: &[u8],
         imm: Option<u32>,
     ) -> Result<bool, End> {
-        let Some(chain) = &mut receiving.chain else { return Ok(false) };
+        let Some((gate, chain)) = &mut receiving.chain else { return Ok(false) };
         if imm.is_some() {
             return Err(End::Refused(WcStatus::RemoteInvalid));
         }
-        let gate = chain.queue().gate.clone();
         let Some(_started) = gate.enter() else { return Ok(false) };
         // Behind the gate: who closes the queue pair and then the gate knows that no chain of it runs any more.
         if !self.core.is_ready() || !chain.is_ready() {

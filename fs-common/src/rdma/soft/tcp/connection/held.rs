@@ -111,7 +111,7 @@ impl TcpQp {
     /// Sends a reply, or holds it behind a FLUSH that is under way.
     pub(super) fn put_reply(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
         if sending.held.held.is_empty() {
-            return self.put(sending, packet, false);
+            return self.put_answer(sending, packet);
         }
         sending.held.push(Held::Packet(packet.to_vec()))?;
         self.account_output(sending);

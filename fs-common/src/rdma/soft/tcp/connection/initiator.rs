@@ -40,20 +40,25 @@ impl TcpQp {
                 return Err(end);
             }
         }
+        // Those that were gathered have reached the socket with the last of the doorbell.
+        self.complete_sent(sending);
         Ok(())
     }
 
     /// Builds and sends the packet of one request.
     fn execute(&self, sending: &mut Sending, request: &SendWr) -> Result<(), End> {
         let kind = request.op.kind();
-        let refuse = |status| {
+        let refuse = |sending: &mut Sending, status| {
+            // Those before it in the doorbell are done first.
+            self.send_gathered(sending)?;
+            self.complete_sent(sending);
             self.core.become_state(QpState::Error);
             self.core.complete_send(request.wr_id, kind, status, true, 0);
             Err(End::Failed(status))
         };
         let local = match self.core.registry.local(&request.local, writes_local(&request.op)) {
             Ok(local) => local,
-            Err(status) => return refuse(status),
+            Err(status) => return refuse(sending, status),
         };
         let mut placed = None;
         let mut header = PacketHeader::new(PacketKind::Send, sending.sequence + 1);
@@ -116,8 +121,8 @@ impl TcpQp {
             SendOp::Append { filekey, placed: at } => {
                 placed = match self.core.registry.local(&at.into(), true) {
                     Ok(at) if at.is_word() => Some(at),
-                    Ok(_) => return refuse(WcStatus::LocalLength),
-                    Err(status) => return refuse(status),
+                    Ok(_) => return refuse(sending, WcStatus::LocalLength),
+                    Err(status) => return refuse(sending, status),
                 };
                 (header.kind, header.key) = (PacketKind::Append, filekey.0);
                 expects = Some(PacketKind::AppendReply);
@@ -129,15 +134,15 @@ impl TcpQp {
                 expects = Some(PacketKind::FlushAck);
             }
             // FLUSH covers memory only; an RPC makes files durable.
-            _ => return refuse(WcStatus::RemoteInvalid),
+            _ => return refuse(sending, WcStatus::RemoteInvalid),
         }
         if local.len() > bound as usize || (expects == Some(PacketKind::AtomicReply) && !local.is_word()) {
-            return refuse(WcStatus::LocalLength);
+            return refuse(sending, WcStatus::LocalLength);
         }
         let payload_len = if writes_local(&request.op) { 0 } else { local.len() };
         let held = match local.hold() {
             Ok(held) => held,
-            Err(status) => return refuse(status),
+            Err(status) => return refuse(sending, status),
         };
         header.payload_len = payload_len as u32;
         sending.sequence += 1;

@@ -4,10 +4,12 @@ use super::output::OWED_MAX_BYTES;
 use super::target::Parked;
 use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
 use crate::breach::Breach;
-use crate::rdma::chain::Chain;
+use crate::rdma::chain::{Chain, Gate};
 use crate::rdma::soft::tcp::channel::Input;
-use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, verify};
+use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PACKET_LEN_AT, PacketHeader, verify};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Bytes of an input buffer: the reply of a page, or a WRITE with its bytes, arrives with one system call.
@@ -32,8 +34,8 @@ pub(super) struct Receiving {
     pub(super) parked_bytes: usize,
     /// Packets taken so far.
     pub(super) packets: u64,
-    /// The work queue that the queue pair is armed with.
-    pub(super) chain: Option<Box<Chain>>,
+    /// The work queue that the queue pair is armed with, and its gate.
+    pub(super) chain: Option<(Arc<Gate>, Box<Chain>)>,
     /// What chains cost beyond their message's packet, counted in packets.
     pub(super) extra: usize,
 }
@@ -89,6 +91,12 @@ impl Receiving {
         }
         Ok(())
     }
+}
+
+/// Whether these bytes seem to begin with a whole packet. A damaged length does no harm.
+fn has_packet(bytes: &[u8]) -> bool {
+    let len = bytes.get(PACKET_LEN_AT..PACKET_HEADER_LEN).and_then(|rest| rest.first_chunk());
+    len.is_some_and(|len| bytes.len() - PACKET_HEADER_LEN >= u32::from_le_bytes(*len) as usize)
 }
 
 /// Whether a turn that ends then is over.
@@ -152,8 +160,23 @@ impl TcpQp {
         sending.stalled || sending.held.is_refused() || sending.owed() > OWED_MAX_BYTES
     }
 
-    /// Acts on the packets that are there, one at least, until the turn is used up.
+    /// Acts on the packets that are there, one at least, until the turn is used up. Then all replies are sent.
     fn take_packets(
+        &self,
+        receiving: &mut Receiving,
+        packets_left: &mut usize,
+        until: Option<Instant>,
+    ) -> Result<(), End> {
+        let taken = self.take_packets_gathering(receiving, packets_left, until);
+        if self.gathers.swap(false, Ordering::Relaxed) {
+            // If the connection ends, that sends them.
+            taken.and_then(|()| self.send_gathered(&mut self.send.lock()))
+        } else {
+            taken
+        }
+    }
+
+    fn take_packets_gathering(
         &self,
         receiving: &mut Receiving,
         packets_left: &mut usize,
@@ -177,6 +200,9 @@ impl TcpQp {
                 verify(packet)?;
                 let bytes = header.payload_len as usize + header.wanted as usize;
                 *packets_left = packets_left.saturating_sub(1 + bytes / BYTES_PER_PACKET);
+                if *packets_left > 0 && has_packet(&buffer[receiving.start + len..receiving.end]) {
+                    self.gathers.store(true, Ordering::Relaxed);
+                }
                 self.act(receiving, &header, &packet[PACKET_HEADER_LEN..])?;
                 *packets_left = packets_left.saturating_sub(std::mem::take(&mut receiving.extra));
                 Ok(len)

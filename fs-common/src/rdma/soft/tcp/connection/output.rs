@@ -1,6 +1,14 @@
 //! Packets that wait for the socket, and the socket events to watch for.
 //!
+//! # Gathered packets
+//! A system call costs as much as some kilobytes of copying. So a short packet behind which another one follows at once stays here, and goes out with
+//! that one: requests of one doorbell, and replies to packets that came together. They are *gathered* until `put` has a packet behind which nothing
+//! follows, or who promised one calls `send_gathered`.
+//!
 //! # Invariants
+//! Output that is gathered waits for no socket, and is not counted to the peer. When the send lock is free, only replies of a turn with the engine that
+//! is under way are gathered.
+//!
 //! Packets reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no request of this side is put; at `OUTPUT_HARD_BYTES` the
 //! queue pair breaks.
 
@@ -16,12 +24,16 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 /// Waiting output beyond which no request of this side is put: four of the largest transfers.
 pub(super) const OUTPUT_SOFT_BYTES: usize = 4 * MAX_TRANSFER_BYTES as usize;
 /// Bytes owed to a peer beyond which the engine takes no more of its requests: enough to write while the next transfer is built. To build more for a
 /// peer that does not read would be wasted work.
 pub(super) const OWED_MAX_BYTES: usize = MAX_TRANSFER_BYTES as usize / 2;
+/// The longest packet that is gathered, and the most bytes that are: those of the requests or replies of some tens of chains.
+const GATHERED_PACKET_MAX: usize = 512;
+const GATHERED_BYTES_MAX: usize = 8 * 1024;
 /// Waiting output at which the queue pair breaks. Only a peer that sends requests and does not read gets there.
 pub(super) const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
 
@@ -29,6 +41,8 @@ pub(super) const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
 pub(super) struct Sending {
     pub(super) output: Vec<u8>,
     pub(super) output_at: usize,
+    /// The output has packets that the socket was not asked to take, and nothing else.
+    gathered: bool,
     /// Bytes of all packets so far, including those that wait.
     pub(super) put_bytes: u64,
     pub(super) queue: VecDeque<SendWr>,
@@ -50,6 +64,7 @@ impl Sending {
         Self {
             output: Vec::new(),
             output_at: 0,
+            gathered: false,
             put_bytes: 0,
             queue: VecDeque::new(),
             sequence: 0,
@@ -69,7 +84,7 @@ impl Sending {
 
     /// Memory of waiting output and held replies. An empty buffer that is kept for later output is not counted to the peer.
     pub(super) fn held_bytes(&self) -> usize {
-        let output = if self.waiting() == 0 { 0 } else { self.output.capacity() };
+        let output = if self.waiting() == 0 || self.gathered { 0 } else { self.output.capacity() };
         output + self.held.bytes()
     }
 
@@ -77,6 +92,7 @@ impl Sending {
     pub(super) fn discard_output(&mut self) {
         self.put_bytes -= self.waiting() as u64;
         (self.output, self.output_at) = (Vec::new(), 0);
+        self.gathered = false;
     }
 
     /// Bytes that wait for the socket.
@@ -88,14 +104,44 @@ impl Sending {
 impl TcpQp {
     /// Sends a packet, or puts it behind output that waits. `more`: another packet follows at once, and the kernel may wait for it.
     pub(super) fn put(&self, sending: &mut Sending, packet: &[u8], more: bool) -> Result<(), End> {
+        self.put_with(sending, packet, more, if more { SendFlags::MORE } else { SendFlags::empty() })
+    }
+
+    /// As `put`, for an answer to a packet of a turn with the engine. While further packets are there, `send_gathered` follows.
+    pub(super) fn put_answer(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
+        self.put_with(sending, packet, self.gathers.load(Ordering::Relaxed), SendFlags::empty())
+    }
+
+    fn put_with(
+        &self,
+        sending: &mut Sending,
+        packet: &[u8],
+        more: bool,
+        flags: SendFlags,
+    ) -> Result<(), End> {
+        let together = sending.waiting() + packet.len();
+        let is_free = sending.waiting() == 0 || sending.gathered;
+        let gathers =
+            more && is_free && packet.len() <= GATHERED_PACKET_MAX && together <= GATHERED_BYTES_MAX;
         if self.channel.is_sealed() {
-            return self.put_sealed(sending, packet);
+            return self.put_sealed(sending, packet, is_free, gathers);
+        }
+        if gathers {
+            sending.output.extend_from_slice(packet);
+            sending.put_bytes += packet.len() as u64;
+            sending.gathered = true;
+            return Ok(());
+        }
+        if sending.gathered {
+            if together <= GATHERED_BYTES_MAX {
+                sending.output.extend_from_slice(packet);
+                sending.put_bytes += packet.len() as u64;
+                return self.send_gathered(sending);
+            }
+            self.send_gathered(sending)?;
         }
         let mut sent = 0;
-        let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        if more {
-            flags |= SendFlags::MORE;
-        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT | flags;
         sending.put_bytes += packet.len() as u64;
         if sending.output.len() == sending.output_at {
             while sent < packet.len() {
@@ -118,15 +164,25 @@ impl TcpQp {
 
     /// As `put`, with TLS: the encrypted bytes are what is sent and counted. They are encrypted in parts, so that a long packet needs no memory of
     /// its own while the peer reads.
-    fn put_sealed(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
+    fn put_sealed(
+        &self,
+        sending: &mut Sending,
+        packet: &[u8],
+        mut is_free: bool,
+        gathers: bool,
+    ) -> Result<(), End> {
         for part in packet.chunks(SEALED_AT_ONCE) {
-            let waited = sending.waiting();
             let before = sending.output.len();
             self.channel.seal(part, &mut sending.output).map_err(End::Broken)?;
             sending.put_bytes += (sending.output.len() - before) as u64;
-            if waited == 0 {
+            if is_free && !gathers {
                 self.send_output(sending)?;
+                is_free = sending.waiting() == 0;
             }
+        }
+        if gathers {
+            sending.gathered = true;
+            return Ok(());
         }
         self.account_output(sending);
         self.check_output(sending)?;
@@ -142,6 +198,15 @@ impl TcpQp {
         Err(End::Broken(Breach::new(format_args!("{waiting} bytes wait for a peer that does not read"))))
     }
 
+    /// Sends gathered packets.
+    pub(super) fn send_gathered(&self, sending: &mut Sending) -> Result<(), End> {
+        if sending.gathered {
+            self.send_output(sending)?;
+            self.watch(sending);
+        }
+        Ok(())
+    }
+
     /// Sends waiting output, then does what depends on it.
     pub(super) fn flush_output(&self, sending: &mut Sending) -> Result<(), End> {
         self.send_output(sending)?;
@@ -151,6 +216,7 @@ impl TcpQp {
     }
 
     fn send_output(&self, sending: &mut Sending) -> Result<(), End> {
+        sending.gathered = false;
         while sending.waiting() > 0 {
             let waiting = &sending.output[sending.output_at..];
             match rustix::net::send(self.socket(), waiting, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
