@@ -99,7 +99,7 @@ impl Files {
     }
 
     /// Notes that a one-sided change was made. The caller has the file's order.
-    fn note_one_sided(&self, file: &Arc<FileRegion>) -> Result<(), Status> {
+    pub(super) fn note_one_sided(&self, file: &Arc<FileRegion>) -> Result<(), Status> {
         let noted = file.change_bookkeeping(|state| {
             state.uncommitted = true;
             let attr = self.note_changed(file, NoteData::default())?;
@@ -236,7 +236,7 @@ impl Files {
 
     /// Puts bytes at a place where pages may have none yet, or behind the end. The caller has the file to itself, and the bytes of its last page that
     /// are behind its end are zeros if it grows. `false`: nothing was changed.
-    fn place_at_once(
+    pub(super) fn place_at_once(
         &self,
         file: &Arc<FileRegion>,
         filekey: FileKey,
@@ -256,7 +256,12 @@ impl Files {
     }
 
     /// Maps the pages of a change that ends at `end`, and makes the file longer if that is behind its end.
-    fn map_one_sided(&self, file: &Arc<FileRegion>, end: u64, placed: &Placement) -> Result<(), Status> {
+    pub(super) fn map_one_sided(
+        &self,
+        file: &Arc<FileRegion>,
+        end: u64,
+        placed: &Placement,
+    ) -> Result<(), Status> {
         let noted = {
             let mut state = file.state_mut();
             state.size = state.size.max(end);
