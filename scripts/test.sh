@@ -244,7 +244,7 @@ if ! $suites_only; then
         tests+=("cargo-tests 1800 cargo test $flags $of_workspace --no-fail-fast")
     fi
     # Code of the product under every interleaving of a few threads. With the features of all packages, so that libraries of others are not built again.
-    models+=("models 1500 cargo test $flags --workspace --features cuttlefs-models/model-check${FEATURES[1]:+,${FEATURES[1]}} --test page_model --test paged_model")
+    models+=("models 1500 cargo test $flags --workspace --features cuttlefs-models/model-check${FEATURES[1]:+,${FEATURES[1]}} --test change_model --test page_model --test paged_model")
 elif [[ -z $programs$CUTTLEFS_SUITE_DIR ]]; then
     first+=("build 1800 $build")
 fi

@@ -52,8 +52,8 @@ impl Committer {
         Self::of(meta, commits)
     }
 
-    /// For tests: whoever asks for a flush does it at once.
-    #[cfg(test)]
+    /// For tests and models: whoever asks for a flush does it at once.
+    #[cfg(any(test, feature = "model-check"))]
     pub(crate) fn at_once(meta: Arc<Meta>) -> Arc<Self> {
         let flushed = meta.clone();
         let commits = GroupCommit::at_once(move || flushed.flush());

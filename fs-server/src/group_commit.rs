@@ -77,8 +77,8 @@ impl GroupCommit {
         }
     }
 
-    /// For tests: each wait does the work at once.
-    #[cfg(test)]
+    /// For tests and models: each wait does the work at once.
+    #[cfg(any(test, feature = "model-check"))]
     pub(crate) fn at_once(work: impl Fn() -> Result<(), Status> + Send + Sync + 'static) -> Self {
         Self { is_at_once: true, ..Self::by_hand(work) }
     }

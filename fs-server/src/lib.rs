@@ -51,6 +51,8 @@ pub mod server;
 mod session;
 /// The share of each bounded resource that one peer may have.
 mod shares;
+/// Locks that a model checker may provide.
+mod sync;
 /// Sleeps.
 mod timer;
 /// Inode numbers for clients of an exported subtree.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// The folders and files of `src`, the lowest row first. Those of one row do not import each other.
 const ORDER: &[&[&str]] = &[
-    &["acl", "bits", "export", "group_sync", "placement", "rnics"],
+    &["acl", "bits", "export", "group_sync", "placement", "rnics", "sync"],
     &["shares"],
     &["pool"],
     &["group_commit", "timer", "worker"],

@@ -43,6 +43,52 @@ status=$?
 cat "$WORK/kills.log"
 check "what was synced outlives kills of the server, and what was lost is told" test "$status" == 0
 
+# A program is killed (SIGKILL) between its grant and a sync, with one-sided changes done and under way. Over shm there are none, so it goes by unix.
+one_sided_url() { if [[ $LINK == shm ]]; then echo "unix://$WORK/unix.sock"; else server_url; fi; }
+by_one_sided_url() {
+    PYTHONPATH=$HERE/../../fs-client/capi/python CUTTLEFS_LIBRARY=$CUTTLEFS_BIN/libcuttlefs.so \
+        exec python3 "$HERE/native_regions.py" "$(one_sided_url)" "$CUTTLEFS_KEY" "$MNT" "$@"
+}
+# figure GROUP NAME: one of the server's figures.
+figure() {
+    timeout "$STATUS_TIMEOUT_S" "$CUTTLEFS_BIN/cuttlefs" status --json "$(server_url)" |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]][sys.argv[2]])' "$@"
+}
+# becomes GROUP NAME VALUE: within two minutes, for a session ends a lease (20 s) after its last sign.
+becomes() {
+    local waited value
+    for ((waited = 0; waited < 600; waited++)); do
+        value=$(figure "$1" "$2") && [[ $value == "$3" ]] && return 0
+        sleep 0.2
+    done
+    echo "$2 is $value, not $3"
+    return 1
+}
+abandon() {
+    local name=$1 waited client
+    (by_one_sided_url abandon "$name" "$WORK/$name.noted") >"$WORK/$name.log" 2>&1 &
+    client=$!
+    for ((waited = 0; waited < 600; waited++)); do
+        [[ $(wc -l 2>/dev/null <"$WORK/$name.noted") -ge 200 ]] && break
+        kill -0 "$client" 2>/dev/null || break
+        sleep 0.1
+    done
+    kill -KILL "$client" && { wait "$client" 2>/dev/null; [[ $(wc -l <"$WORK/$name.noted") -ge 200 ]]; }
+}
+left_by() { (by_one_sided_url abandoned "$1" "$WORK/$1.noted" "$2"); }
+check "grants of programs that have ended are gone" becomes file_regions write_grants 0
+used=$(figure pool used_pages)
+check "a program is killed that has a grant and unsynced changes" abandon killed
+check "its grant goes with its session" becomes file_regions write_grants 0
+check "what it had done is there, and others append behind it" left_by killed 0
+check "another one is killed" abandon together
+kill_server
+launch_server
+check "with the server: what was synced is there, whole, and others append behind it" left_by together 1
+rm "$MNT/killed" "$MNT/together"
+sync "$MNT"
+check "all of their pages are free again" becomes pool used_pages "$used"
+
 # A wheel in an environment that has nothing else, and no variable that names the library.
 use_wheel() {
     python3 -m venv "$WORK/venv" && "$WORK/venv/bin/pip" --quiet --disable-pip-version-check install --no-index --no-deps "$1" || return
@@ -62,4 +108,7 @@ case $? in
     3) say "a wheel that is installed alone: $wheel" ;;
     *) fail "a wheel is packed" ;;
 esac
+umount_fs
+stop_server
+check "fsck finds nothing" "$CUTTLEFS_BIN/cuttlefsd" fsck --pool "$POOL"
 suite_end

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """One-sided writes, appends and atomics of a native program beside a mount of the same server: what the mount reads, past its page cache and at each open,
-is neither stale nor torn, over evictions, truncates and kills of the server.
+is neither stale nor torn, over evictions, truncates, and kills of the server and of the program.
 
 usage: native_regions.py URL KEY MOUNT PART    (CUTTLEFS_LIBRARY and PYTHONPATH say where the binding and the library are)
 """
@@ -206,4 +206,59 @@ def kills(begun, over):
     print(f"{batch} batches, {lost} were told to be lost")
 
 
-{"walk": walk, "counters": counters, "kills": kills}[PART](*sys.argv[5:])
+RECORD = 512
+# Where the appended records begin, and how many of them are synced.
+BASE, SYNCED = 2 * PAGE, 50
+
+
+def record(number):
+    return (b"%07d " % number) * (RECORD // 8)
+
+
+def abandon(name, note):
+    """Appends, writes and counts under a grant until it is killed. What is done it notes on the local disk; only the first records are synced."""
+    session = connect()
+    file = session.open(name, CREATE)
+    file.write(0, bytes(BASE))
+    grant = file.grant(0, 64 * PAGE)
+    assert grant.stands()
+    with open(note, "w", buffering=1) as noted:
+        for number in range(1, 1 << 20):
+            assert file.append(record(number)) == BASE + (number - 1) * RECORD
+            file.write(PAGE, record(number))
+            assert file.fetch_add(0, 1) == number - 1
+            if number == SYNCED:
+                file.sync()
+            noted.write(f"{number}\n")
+
+
+def abandoned(name, note, also_server):
+    """What a killed program leaves: all that was done, if the server lives; else what was synced, and perhaps more. Appends are whole, with no hole."""
+    with open(note) as noted:
+        done = int(noted.read().splitlines()[-1])
+    # It may have died between a completion and its note.
+    least, most = (SYNCED if also_server == "1" else done), done + 1
+    session = connect()
+    file = session.open(name, os.O_RDWR)
+    got = file.read(0, file.stat().size)
+    count, part = divmod(len(got) - BASE, RECORD)
+    last = int(got[PAGE : PAGE + 7])
+    counted = int.from_bytes(got[:8], "little")
+    if part or not all(least <= number <= most for number in (count, last, counted)):
+        sys.exit(f"{len(got)} bytes, {count} records, the last one written is {last}, {counted} counted; {least} to {most} were done")
+    expected = counted.to_bytes(8, "little").ljust(PAGE, b"\0") + record(last).ljust(PAGE, b"\0")
+    expected += b"".join(record(number) for number in range(1, count + 1))
+    same(got, expected, "natively")
+    with open(at_mount(name), "rb") as cached:
+        same(cached.read(), expected, "by the mount")
+    # Others go on where it ended: under a grant of their own, and by requests.
+    with file.grant(0, 1):
+        assert file.append(record(count + 1)) == len(expected)
+    with open(at_mount(name), "ab", buffering=0) as appending:
+        appending.write(record(count + 2))
+    expected += record(count + 1) + record(count + 2)
+    same(file.read(0, len(expected) + 1), expected, "appended to")
+    print(f"{done} were done, {count} are there")
+
+
+{"walk": walk, "counters": counters, "kills": kills, "abandon": abandon, "abandoned": abandoned}[PART](*sys.argv[5:])

@@ -1,5 +1,6 @@
 //! The threads that write and read at the same time.
 
+use super::native_writer::NativeWriter;
 use super::running::{CALLER, READ, READ_WRITE, read};
 use super::words::{PageState, WORDS, bytes_of, cut_of};
 use cuttlefs_client::file::RemoteVolume;
@@ -35,6 +36,8 @@ pub struct World<'a> {
     pub churned: Mutex<Vec<Churned>>,
     pub churned_reads: AtomicU64,
     handles: [[Handle; 4]; FILES],
+    /// The writer of the first file, where the links have one-sided changes of files; else its writer is one as the others.
+    native: Option<&'a NativeWriter>,
     pages: Vec<Vec<PageState>>,
     seed: u64,
     until: Option<Instant>,
@@ -63,11 +66,19 @@ pub fn had_room<T>(result: Result<T, FsError>) -> bool {
 
 impl<'a> World<'a> {
     /// Makes files of holes and opens them at every client.
-    pub fn new(clients: [&'a RemoteVolume; 4], seed: u64, until: Option<Instant>) -> Self {
+    pub fn new(
+        clients: [&'a RemoteVolume; 4],
+        native: Option<&'a NativeWriter>,
+        seed: u64,
+        until: Option<Instant>,
+    ) -> Self {
         let handles = std::array::from_fn(|file| {
             let name = format!("file-{file}");
             let made = clients[0].create(&CALLER, InodeNo::ROOT, name.as_bytes(), 0o644, true, READ_WRITE);
             let (attr, opened) = made.expect("create");
+            if let Some(native) = native.filter(|_| file == 0) {
+                native.open(&name);
+            }
             let size = SetAttr { size: Some(FILE_PAGES * PAGE_SIZE_U64), ..SetAttr::default() };
             clients[0].set_attr(&CALLER, attr.ino, size).expect("truncate");
             clients[0].release(opened.handle);
@@ -79,6 +90,7 @@ impl<'a> World<'a> {
             churned: Mutex::default(),
             churned_reads: AtomicU64::new(0),
             handles,
+            native,
             pages,
             seed,
             until,
@@ -115,7 +127,7 @@ impl<'a> World<'a> {
         self.churned_reads.load(Ordering::Relaxed)
     }
 
-    /// Writes and punches pages of its file, through a random client each time.
+    /// Writes and punches pages of its file: natively, or through a random client each time.
     pub fn writer(&self, file: usize) {
         let draw = self.random(1 + file as u64);
         let mut steps = 0;
@@ -123,14 +135,19 @@ impl<'a> World<'a> {
             steps += 1;
             let client = draw(4) as usize;
             let (volume, handle) = (self.clients[client], self.handles[file][client]);
+            let native = self.native.filter(|_| file == 0);
+            let put = |offset: u64, bytes: &[u8]| match native {
+                Some(native) => native.write(offset, bytes, FILE_PAGES * PAGE_SIZE_U64),
+                None => had_room(volume.write(&CALLER, handle, offset, bytes)),
+            };
             // Half of the changes are in a sixth of the pages, so that some pages are hot.
             let first = draw(if draw(2) == 0 { FILE_PAGES / 6 } else { FILE_PAGES });
             let count = (1 + draw(3)).min(FILE_PAGES - first);
             match draw(10) {
                 0 => self.punch(file, volume, handle, first, count),
                 1 => volume.fsync(&CALLER, handle, true).expect("fsync"),
-                2..=4 => self.write_whole(file, volume, handle, first, count),
-                _ => self.write_page(file, volume, handle, first),
+                2..=4 => self.write_whole(file, &put, first, count),
+                _ => self.write_page(file, &put, first),
             }
         }
     }
@@ -144,7 +161,7 @@ impl<'a> World<'a> {
     }
 
     /// Writes several pages at once, all with versions that are not cut.
-    fn write_whole(&self, file: usize, volume: &RemoteVolume, handle: Handle, first: u64, count: u64) {
+    fn write_whole(&self, file: usize, put: &dyn Fn(u64, &[u8]) -> bool, first: u64, count: u64) {
         let name = file as u64 + 1;
         let pages = &self.pages[file][first as usize..(first + count) as usize];
         let versions: Vec<u64> = (first..)
@@ -159,25 +176,25 @@ impl<'a> World<'a> {
             .collect();
         let bytes: Vec<u8> =
             (first..).zip(&versions).flat_map(|(at, version)| bytes_of(name, at, *version, WORDS)).collect();
-        if had_room(volume.write(&CALLER, handle, first * PAGE_SIZE_U64, &bytes)) {
+        if put(first * PAGE_SIZE_U64, &bytes) {
             pages.iter().zip(versions).for_each(|(page, version)| page.end(version));
         }
     }
 
     /// Writes one page, in two parts if its version is cut.
-    fn write_page(&self, file: usize, volume: &RemoteVolume, handle: Handle, at: u64) {
+    fn write_page(&self, file: usize, put: &dyn Fn(u64, &[u8]) -> bool, at: u64) {
         let name = file as u64 + 1;
         let page = &self.pages[file][at as usize];
         let version = page.begin(false);
         let cut = cut_of(name, at, version);
         let rear = bytes_of(name, at, version, WORDS - cut);
-        if !had_room(volume.write(&CALLER, handle, at * PAGE_SIZE_U64 + cut as u64 * 8, &rear)) {
+        if !put(at * PAGE_SIZE_U64 + cut as u64 * 8, &rear) {
             return;
         }
         if cut > 0 {
             let front = bytes_of(name, at, version, cut);
             // The page exists by now, so there is room.
-            volume.write(&CALLER, handle, at * PAGE_SIZE_U64, &front).expect("write");
+            assert!(put(at * PAGE_SIZE_U64, &front), "there is room");
         }
         page.end(version);
     }

@@ -4,12 +4,14 @@
 //! The server has far fewer frames than the files have pages, and the pool hardly more pages than the files, so everything moves all the time.
 //! `CUTTLEFS_STRESS_SEED` repeats the random numbers, but not the schedule of the threads; `CUTTLEFS_STRESS_SECONDS` sets the time of a long run.
 //! Over an RNIC all clients read the tables, and the target does not translate.
+//! One writer is a native program over tcp with write grants, which holes end; over an RNIC, which has no such verbs, it is one as the others.
 
 #[path = "../running/mod.rs"]
 mod running;
 
 mod actors;
 mod churn;
+mod native_writer;
 mod pattern;
 mod words;
 
@@ -18,6 +20,7 @@ use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::world::{Random, SystemRandom};
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::window::WindowKind;
+use native_writer::NativeWriter;
 use running::{Site, Sizes, figure};
 use std::time::{Duration, Instant};
 
@@ -62,7 +65,9 @@ fn race(hotspots: Hotspots, links: Links) {
     };
     let clients = schemes.map(connect);
     let plain = (links == Links::Software).then(|| site.connect("tcp", 2, false));
-    let world = World::new([&clients[0], &clients[1], &clients[2], &clients[3]], seed, until);
+    let native = (links == Links::Software).then(|| NativeWriter::connect(site.network()));
+    let clients_of_world = [&clients[0], &clients[1], &clients[2], &clients[3]];
+    let world = World::new(clients_of_world, native.as_ref(), seed, until);
     std::thread::scope(|scope| {
         let (world, plain) = (&world, plain.as_ref());
         let bounded = [
@@ -84,6 +89,9 @@ fn race(hotspots: Hotspots, links: Links) {
         assert_eq!(ended, 0, "somebody saw what must not be; see above");
     });
     world.finish();
+    if let Some(native) = &native {
+        native.close();
+    }
     if let Some(plain) = &plain {
         plain.shut_down();
     }
@@ -105,6 +113,7 @@ fn race(hotspots: Hotspots, links: Links) {
         ("read by the NIC from frames", counts.target_hits),
         ("answered with the pattern", counts.target_magic),
         ("counted by clients", counts.counted),
+        ("written under grants", counts.target_writes),
     ];
     let by_the_window =
         [("read through the window", clients.iter().map(|client| figure(client, "window_pages")).sum())];

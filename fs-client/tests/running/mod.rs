@@ -87,6 +87,11 @@ impl Site {
         self.start();
     }
 
+    /// The network's endpoint.
+    pub fn network(&self) -> &Endpoint {
+        &self.listen[0]
+    }
+
     /// The server's regions.
     pub fn files(&self) -> &Files {
         &self.running.as_ref().expect("it runs").server().files

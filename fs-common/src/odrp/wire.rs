@@ -157,7 +157,53 @@ mod tests {
         assert_eq!(parse::<Question>(&[VERSION, 2, 0]), Err(BadMessage::Malformed), "a byte too many");
     }
 
+    fn questions() -> impl Strategy<Value = Question> {
+        let kind = || proptest::sample::select(Kind::ALL.to_vec());
+        prop_oneof![
+            any::<u64>().prop_map(|pages| Question::Join { pages }),
+            (any::<u128>(), kind()).prop_map(|(token, kind)| Question::Attach { token, kind }),
+            Just(Question::Beat),
+            any::<u64>().prop_map(|first| Question::Mapped { first }),
+            kind().prop_map(|kind| Question::Why { kind }),
+        ]
+    }
+
+    fn answers() -> impl Strategy<Value = Answer> {
+        let bits = proptest::collection::vec(any::<u8>(), 0..=MAPPED_PER_ANSWER as usize / 8);
+        let joined = (any::<u128>(), any::<u64>(), any::<u32>());
+        let why = prop_oneof![Just(Why::Unknown), Just(Why::Empty), ".{0,200}".prop_map(Why::Fault)];
+        prop_oneof![
+            joined.prop_map(|(token, budget, lease_seconds)| Answer::Joined { token, budget, lease_seconds }),
+            Just(Answer::Attached),
+            Just(Answer::Heard),
+            bits.prop_map(|bits| Answer::Mapped { bits }),
+            why.prop_map(|why| Answer::Broke { why }),
+            ".{0,200}".prop_map(|reason| Answer::Refused { reason }),
+        ]
+    }
+
+    /// A message survives the wire, and neither a part of it nor more than it is one.
+    fn survives<M>(message: &M, at: usize) -> Result<(), TestCaseError>
+    where
+        M: Serialize + for<'m> Deserialize<'m> + PartialEq + std::fmt::Debug,
+    {
+        let mut bytes = encode(message).expect("it fits");
+        prop_assert_eq!(&parse::<M>(&bytes).expect("it parses"), message);
+        prop_assert!(parse::<M>(&bytes[..at % bytes.len()]).is_err(), "a part");
+        bytes.push(0);
+        prop_assert_eq!(parse::<M>(&bytes), Err(BadMessage::Malformed), "a byte more");
+        bytes[0] ^= 1 << (at % 8);
+        prop_assert_eq!(parse::<M>(&bytes), Err(BadMessage::Version(Some(bytes[0]))));
+        Ok(())
+    }
+
     proptest! {
+        #[test]
+        fn messages_survive_the_wire(question in questions(), answer in answers(), at in any::<usize>()) {
+            survives(&question, at)?;
+            survives(&answer, at)?;
+        }
+
         #[test]
         fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse::<Question>(&bytes);

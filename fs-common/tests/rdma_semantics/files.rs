@@ -1,6 +1,8 @@
 //! Targets of one-sided verbs besides registered memory: files that the target's engine reads and writes, and windows that its peers map.
 
 use super::*;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 use std::sync::Mutex;
 
 struct OneFile;
@@ -300,6 +302,63 @@ pub(super) fn files_are_changed_by_atomics_and_appends(link: LinkKind) {
         assert_eq!(failing.c().state(), QpState::Error);
     }
     assert_eq!(*target.0.lock().expect("no panic"), whole, "what is refused changes nothing");
+}
+
+/// Wherever an atomic is asked for, in memory or in a file: it changes a whole aligned word, or nothing, and its connection ends.
+pub(super) fn an_atomic_is_of_one_aligned_word(link: LinkKind) {
+    const WORDS: usize = 4;
+    const LEN: usize = WORDS * 8;
+    let offset = prop_oneof![4 => 0..LEN as u64 + 12, 1 => 0u64..1 << 40];
+    let change = prop_oneof![
+        any::<u64>().prop_map(|add| FileAtomic::FetchAdd { add }),
+        (0u64..3, any::<u64>()).prop_map(|(expect, swap)| FileAtomic::CompareSwap { expect, swap }),
+    ];
+    // Each refusal is a connection more.
+    let mut runner = TestRunner::new(Config { cases: 64, failure_persistence: None, ..Config::default() });
+    let cases = (any::<bool>(), proptest::collection::vec((offset, change), 1..6));
+    let done = runner.run(&cases, |(in_file, changes)| {
+        let target = Arc::new(Numbers::default());
+        target.append(&[0; LEN]);
+        let pair = Pair::new(link);
+        pair.server.device.set_file_target(target.clone());
+        pair.s().set_region_owner(Numbers::OWNER);
+        pair.server.put(0, &[0; LEN]);
+        let mut model = [0; LEN];
+        for (offset, change) in changes {
+            let place = match in_file {
+                true => Remote::File { filekey: Numbers::KEY, offset },
+                false => pair.server.place(offset),
+            };
+            let op = match change {
+                FileAtomic::FetchAdd { add } => SendOp::FetchAdd { remote: place, add },
+                FileAtomic::CompareSwap { expect, swap } => {
+                    SendOp::CompareSwap { remote: place, expect, swap }
+                }
+            };
+            pair.c().post_send(&[send(1, op, pair.client.mr.sge(64, 8))]).expect("post");
+            let completion = pair.client.next();
+            let word = usize::try_from(offset).expect("64 bits").min(LEN)..LEN;
+            let is_there = offset.is_multiple_of(8) && word.len() >= 8 && !(in_file && link == LinkKind::Shm);
+            if is_there {
+                prop_assert_eq!(completion.status, WcStatus::Success);
+                let word = &mut model[word][..8];
+                let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
+                prop_assert_eq!(pair.client.bytes(64, 8), old.to_le_bytes());
+                word.copy_from_slice(&change.apply(old).to_le_bytes());
+            } else if completion.status == WcStatus::Success {
+                // Behind the model's words in the region, which is longer.
+                prop_assert!(!in_file && offset.is_multiple_of(8));
+            } else {
+                prop_assert_eq!(pair.c().state(), QpState::Error);
+                break;
+            }
+        }
+        let bytes =
+            if in_file { target.0.lock().expect("no panic").clone() } else { pair.server.bytes(0, LEN) };
+        prop_assert_eq!(bytes, model);
+        Ok(())
+    });
+    done.expect("an atomic is whole or refused");
 }
 
 pub(super) fn files_are_read_by_the_engine(link: LinkKind) {

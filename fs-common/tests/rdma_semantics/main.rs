@@ -35,7 +35,7 @@ use draining::{
     writes_to_memory_that_was_let_go_of_are_refused,
 };
 use files::{
-    files_are_changed_by_atomics_and_appends, files_are_read_by_the_engine,
+    an_atomic_is_of_one_aligned_word, files_are_changed_by_atomics_and_appends, files_are_read_by_the_engine,
     files_are_written_where_the_target_takes_it, windows_are_mapped_read_only,
 };
 use flush::{
@@ -405,6 +405,7 @@ suite!(
     software:
     short_and_long_requests_of_one_doorbell_keep_their_order,
     what_is_before_a_refused_request_is_done,
+    an_atomic_is_of_one_aligned_word,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_failed_device_fails_its_flush,
     a_refusal_waits_for_the_flush_before_it,

@@ -21,14 +21,15 @@ use super::range_table::{PieceState, RangeTable};
 use super::rhythm::SyncRhythm;
 use crate::meta::{Answer, ClientChange, DoneRequest, RequestId};
 use crate::pages::PageOwner;
-use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
+use crate::sync::{
+    AsyncMutex, AsyncRwLock, AtomicBool as Flag, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use cuttlefs_common::attr::InodeFlags;
 use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::Layout;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -132,7 +133,7 @@ pub struct FileRegion {
     /// Write grants of its ranges. Locked under `order`, by those who change the mapping or write one-sidedly, and before `state`.
     pub(super) grants: Mutex<Grants>,
     /// Whether it is in the write-back list. Set by writers, cleared by write-back before its snapshot.
-    pub(crate) listed: AtomicBool,
+    pub(crate) listed: Flag,
     /// Whether the inode was reaped; no operation may use the region then.
     pub(crate) reaped: AtomicBool,
     /// The rhythm of the syncs that clients ask for.
@@ -220,7 +221,7 @@ impl FileRegion {
             }),
             dirty: Mutex::new(BTreeMap::new()),
             grants: Mutex::default(),
-            listed: AtomicBool::new(false),
+            listed: Flag::new(false),
             reaped: AtomicBool::new(false),
             rhythm: SyncRhythm::default(),
             is_closed: AtomicBool::new(false),

@@ -14,12 +14,12 @@ use crate::meta::HeldLive;
 use crate::pages::{Pins, PrivateFrame};
 use crate::pool::space::{Run, Space};
 use crate::shares::Peer;
+use crate::sync::Mutex;
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::status::Status;
 use event_listener::Event;
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl Grants {
     }
 
     /// The frames and the pages of the pool that grants hold for pages without bytes.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "model-check"))]
     pub(super) fn held(&self) -> (u32, u64) {
         let held = |grant: &WriteGrant| (grant.spare.len() as u32, grant.space.pages.len() as u64);
         self.0.values().map(held).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))

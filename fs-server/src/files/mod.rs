@@ -40,6 +40,9 @@ mod hot_set;
 mod images;
 /// Reading all of a file into frames.
 mod load;
+/// One-sided changes under a model checker.
+#[cfg(feature = "model-check")]
+pub mod model;
 /// Frames and space for new pages of one-sided changes.
 mod new_pages;
 /// Changes since the start of the server, for clients that restore theirs.

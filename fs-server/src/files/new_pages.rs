@@ -8,9 +8,9 @@ use super::free_pages::FreePages;
 use super::grants::Grants;
 use super::range_table::{Piece, PieceState};
 use crate::pages::{Base, PageChange, Pins, PrivateFrame};
+use crate::sync::MutexGuard;
 use cuttlefs_common::ids::{FileKey, FrameIndex, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::divide;
-use parking_lot::MutexGuard;
 
 /// The origin of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -111,7 +111,7 @@ impl Files {
     }
 
     /// Notes that a one-sided change was made. The caller has the file's order.
-    fn note_one_sided(&self, file: &Arc<FileRegion>) -> Result<(), Status> {
+    pub(super) fn note_one_sided(&self, file: &Arc<FileRegion>) -> Result<(), Status> {
         let noted = file.change_bookkeeping(|state| {
             state.uncommitted = true;
             let attr = self.note_changed(file, NoteData::default())?;
@@ -275,7 +275,12 @@ impl Files {
     }
 
     /// Maps the pages of a change that ends at `end`, and makes the file longer if that is behind its end. Returns the file's change counter.
-    fn map_one_sided(&self, file: &Arc<FileRegion>, end: u64, placed: &Placement) -> Result<u64, Status> {
+    pub(super) fn map_one_sided(
+        &self,
+        file: &Arc<FileRegion>,
+        end: u64,
+        placed: &Placement,
+    ) -> Result<u64, Status> {
         let noted = {
             let mut state = file.state_mut();
             state.size = state.size.max(end);

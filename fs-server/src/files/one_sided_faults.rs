@@ -135,7 +135,7 @@ pub async fn run_fault(files: &Files, disk: &dyn Disk, job: FaultJob) {
     let _ = answer.send(result.map_err(refusal));
 }
 
-async fn change(
+pub(super) async fn change(
     files: &Files,
     disk: &dyn Disk,
     (owner, filekey): (RegionOwner, FileKey),

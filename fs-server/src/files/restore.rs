@@ -15,7 +15,7 @@ use crate::files::{FileRegion, Files};
 use crate::meta::{ClientChange, Verdict};
 use crate::pages::Source;
 use crate::pool::disk::Disk;
-use async_lock::RwLockReadGuard;
+use crate::sync::AsyncRwLockReadGuard;
 use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::rpc::{Allocate, Restored};
 use cuttlefs_common::status::Status;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub struct Changing<'f> {
     files: &'f Files,
     file: &'f Arc<FileRegion>,
-    _shared: RwLockReadGuard<'f, ()>,
+    _shared: AsyncRwLockReadGuard<'f, ()>,
 }
 
 /// Begins a change of contents that a client asks for, and notes it.

@@ -21,12 +21,11 @@ use super::range_table::{Piece, PieceState, RangeTable};
 use super::{FileRegion, FileState, Files};
 use crate::meta::{Covers, CutStep, DataCommit, Images, RangeUpdate};
 use crate::pool::disk::Disk;
+use crate::sync::{AsyncRwLock, Mutex};
 use crate::timer::Timer;
-use async_lock::RwLock;
 use cuttlefs_common::ids::{FilePage, InodeNo};
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::status::Status;
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,13 +48,19 @@ pub(super) struct DirtyFiles {
     list: Mutex<BTreeMap<InodeNo, Arc<FileRegion>>>,
     /// Held while files that were taken off the list are being written back: shared by writers that help, exclusive for a write-back that must not
     /// leave anything out. Taken before any other lock.
-    sweep: RwLock<()>,
+    sweep: AsyncRwLock<()>,
 }
 
 impl DirtyFiles {
     /// The number of files.
     pub(super) fn len(&self) -> usize {
         self.list.lock().len()
+    }
+
+    /// Whether a file is on the list.
+    #[cfg(feature = "model-check")]
+    pub(super) fn has(&self, ino: InodeNo) -> bool {
+        self.list.lock().contains_key(&ino)
     }
 
     /// Puts a file on the list.

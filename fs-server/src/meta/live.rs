@@ -21,9 +21,9 @@
 //! grant.
 
 use super::record::InodeRecord;
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::ids::InodeNo;
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -13,9 +13,9 @@
 
 use super::key;
 use super::store::{Batch, Direction, Store, StoreError, Visitor};
+use crate::sync::RwLock;
 use cuttlefs_common::life::{Event, Fate, Life};
 use cuttlefs_common::world::Random;
-use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -16,12 +16,12 @@ use super::store::{Batch, DirectSync, Store, StoreError, StoreFigures, SyncStep}
 use super::view::View;
 use super::written::{CHANGES_PER_START_BITS, Written};
 use crate::pool::BlockWrite;
+use crate::sync::Mutex;
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
-use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -16,10 +16,10 @@
 //! The lack of a free frame is an ordinary result (`None`), never an error and never a wait. If the filling of a private frame was abandoned while a
 //! disk may still write to it, the frame is leaked and counted, because its reuse would corrupt bytes.
 
+use crate::sync::{AtomicU32 as PinCount, Mutex};
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::MagicPattern;
-use cuttlefs_common::sync::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -39,7 +39,7 @@ pub struct Frames {
     owner: Vec<AtomicU64>,
     /// How many write grants hold each frame's page in memory. Raised under the page's block lock, which eviction has when it looks; lowered at any
     /// time: relaxed.
-    pins: Vec<AtomicU32>,
+    pins: Vec<PinCount>,
     /// The place of the eviction hand. Relaxed: two scans at once only go faster.
     hand: AtomicU32,
     leaked: AtomicU32,
@@ -67,7 +67,7 @@ impl Frames {
             free_count: AtomicU32::new(free.len() as u32),
             free: Mutex::new(free),
             owner: (0..count).map(|_| AtomicU64::new(0)).collect(),
-            pins: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            pins: (0..count).map(|_| PinCount::new(0)).collect(),
             hand: AtomicU32::new(FrameIndex::FIRST_USABLE.0),
             leaked: AtomicU32::new(0),
         })
@@ -134,7 +134,7 @@ impl Frames {
     }
 
     /// Whether a write grant keeps the frame's page in memory.
-    pub(super) fn is_pinned(&self, frame: FrameIndex) -> bool {
+    pub(crate) fn is_pinned(&self, frame: FrameIndex) -> bool {
         self.pins[frame.0 as usize].load(Ordering::Relaxed) > 0
     }
 

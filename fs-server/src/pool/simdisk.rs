@@ -29,11 +29,11 @@
 use super::batch::{Batch, Ticket};
 use super::disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 use super::sums::SumLayout;
+use crate::sync::Mutex;
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::life::{Event, Fate, Life};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::world::{Random, SeededRandom};
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;

@@ -24,8 +24,8 @@
 //! back a page that is not used breaks an invariant of the caller and panics: otherwise one page would be given to two files.
 
 use crate::bits;
+use crate::sync::Mutex;
 use cuttlefs_common::ids::PoolPage;
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 

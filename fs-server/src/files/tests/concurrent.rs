@@ -1,4 +1,5 @@
-//! Readers of all three kinds against writers, eviction, write-back, truncation and reuse, on real threads.
+//! Readers of all three kinds against writers, eviction, write-back, truncation and reuse, on real threads. The writer of the first file writes
+//! one-sidedly, under grants that its cuts and holes end.
 //!
 //! Every page is written whole, as one word repeated: file, page and version. A copy that mixes two versions, two
 //! files or two pages shows at once. `floor` holds, for each page, the version of the last write that returned; a
@@ -7,12 +8,12 @@
 use super::harness::Storage;
 use super::harness::{punch_hole, write};
 use super::records::inode;
-use crate::files::{FileRegion, Files};
-use crate::files::{WriteAt, fetch, reap, truncate, write_back_all};
+use crate::files::{FileRegion, Files, Grantee, OpenedRegion};
+use crate::files::{WriteAt, fetch, grant_write, reap, return_grant, truncate, write_back_all};
 use crate::pages::Frames;
 use crate::pages::{Sink, Source};
 use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PAGE_SIZE_U64};
-use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WindowId};
+use cuttlefs_common::rdma::{FileRead, FileTarget, FileWrite, PeerKey, RegionOwner, WcStatus, WindowId};
 use cuttlefs_common::region::{ExtentState, FileTable, PageSet, ResidencyTable};
 use cuttlefs_common::rpc::{Layout, Rights};
 use cuttlefs_common::status::Status;
@@ -27,14 +28,33 @@ const FRAMES: u64 = 19;
 const FILES: u64 = 3;
 const FILE_PAGES: u64 = 24;
 const OWNER: RegionOwner = RegionOwner(1);
-const DEFAULT_SECONDS: u64 = 3;
+/// The file whose writer has grants, and its session.
+const GRANTED_FILE: u64 = 1;
+const GRANTED_OWNER: RegionOwner = RegionOwner(2);
+/// Steps of each writer, if no time is given: 3 s or so.
+const STEPS: u64 = 20_000;
+/// Pages that each kind of reader and writer has to see before the writers end, however slow the others are.
+const HITS: u64 = 100;
 
 struct World {
     storage: Storage,
     floors: Vec<Vec<AtomicU64>>,
     stop: AtomicBool,
-    /// Pages read from frames, by kind of reader, so that a run that tested nothing fails.
-    hits: [AtomicU64; 3],
+    /// The end of the run, if a time is given.
+    until: Option<Instant>,
+    /// Pages read from frames, by kind of reader, and pages written one-sidedly, so that a run that tested nothing goes on or fails.
+    hits: [AtomicU64; 4],
+}
+
+/// Ends the run when its thread panics: the others may wait for what that thread does.
+struct EndOnPanic<'w>(&'w AtomicBool);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 fn word(ino: u64, page: u64, version: u64) -> u64 {
@@ -81,13 +101,54 @@ impl World {
         !self.stop.load(Ordering::Relaxed)
     }
 
+    /// Whether a writer goes on after so many steps.
+    fn goes_on(&self, steps: u64) -> bool {
+        let has_seen_all = || self.hits.iter().all(|hits| hits.load(Ordering::Relaxed) > HITS);
+        self.running() && self.until.map_or(steps < STEPS || !has_seen_all(), |until| Instant::now() < until)
+    }
+
+    /// Writes whole pages under a grant of them, which is asked for if there is none. `false`: they are for a request.
+    fn write_granted(&self, opened: &OpenedRegion, offset: u64, bytes: &[u8]) -> bool {
+        let (files, disk) = (&*self.storage.files, &self.storage.disk.clone());
+        let (filekey, len) = (opened.filekey, bytes.len() as u64);
+        for _ in 0..2 {
+            match files.write_file(GRANTED_OWNER, filekey, offset, bytes) {
+                Ok(FileWrite::Done) => {
+                    self.hits[3].fetch_add(len / PAGE_SIZE_U64, Ordering::Relaxed);
+                    return true;
+                }
+                Ok(FileWrite::Faults) => return false,
+                Err(WcStatus::RemoteAccess) => {}
+                Err(other) => panic!("{other:?}"),
+            }
+            // Few frames are for grants.
+            block_on(return_grant(&opened.file, filekey, 0, u64::MAX));
+            let grantee = Grantee { owner: GRANTED_OWNER, filekey };
+            let taken = files.grants.take(&PeerKey::User(0), true, len / PAGE_SIZE_U64);
+            let granted = taken.and_then(|pages| {
+                block_on(grant_write(files, disk, &opened.file, grantee, (offset, len), pages))
+            });
+            match granted {
+                Ok(_) => {}
+                Err(Status::Busy | Status::NoSpace) => return false,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        false
+    }
+
     fn writer(&self, ino: u64, seed: u64) {
         let (files, disk) = (&*self.storage.files, &self.storage.disk.clone());
         let random = SeededRandom::new(seed);
         let draw = |below: u64| random.next_u64() % below;
         let file = self.storage.file(ino);
-        let mut version = 0;
-        while self.running() {
+        let rights = Rights { read: true, write: true };
+        let granted =
+            (ino == GRANTED_FILE).then(|| files.open(GRANTED_OWNER, inode(ino), rights).expect("opens"));
+        let _end = EndOnPanic(&self.stop);
+        let (mut version, mut steps) = (0, 0);
+        while self.goes_on(steps) {
+            steps += 1;
             let page = draw(FILE_PAGES);
             match draw(20) {
                 0 => {
@@ -110,9 +171,16 @@ impl World {
                     let pages = (1 + draw(3)).min(FILE_PAGES - page);
                     let bytes: Vec<u8> =
                         (page..page + pages).flat_map(|at| page_of(ino, at, version)).collect();
-                    let at = WriteAt::Offset(page * PAGE_SIZE_U64);
-                    match block_on(write(files, disk, &file, at, Source::Bytes(&bytes))) {
-                        Ok(_) => (page..page + pages)
+                    let offset = page * PAGE_SIZE_U64;
+                    let is_done = granted.as_ref().is_some_and(|key| self.write_granted(key, offset, &bytes));
+                    let written = if is_done {
+                        Ok(())
+                    } else {
+                        let at = WriteAt::Offset(offset);
+                        block_on(write(files, disk, &file, at, Source::Bytes(&bytes))).map(drop)
+                    };
+                    match written {
+                        Ok(()) => (page..page + pages)
                             .for_each(|at| self.floor(ino, at).store(version, Ordering::SeqCst)),
                         Err(status) => assert_eq!(status, Status::NoSpace),
                     }
@@ -249,11 +317,12 @@ impl World {
     }
 }
 
-/// The environment variables `CUTTLEFS_STRESS_SECONDS` and `CUTTLEFS_STRESS_SEED` make the test longer and repeatable.
+/// The environment variables `CUTTLEFS_STRESS_SECONDS` and `CUTTLEFS_STRESS_SEED` set its time and its random numbers.
 #[test]
 fn readers_never_see_a_torn_foreign_or_old_page() {
     let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let seconds = variable("CUTTLEFS_STRESS_SECONDS").unwrap_or(DEFAULT_SECONDS);
+    let until =
+        variable("CUTTLEFS_STRESS_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let seed: u64 = variable("CUTTLEFS_STRESS_SEED").unwrap_or_else(|| SystemRandom.next_u64());
     println!("CUTTLEFS_STRESS_SEED={seed}");
     let storage = Storage::new(POOL_PAGES, FRAMES);
@@ -262,24 +331,23 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         storage,
         floors: (0..=FILES).map(|_| (0..FILE_PAGES).map(|_| AtomicU64::new(0)).collect()).collect(),
         stop: AtomicBool::new(false),
+        until,
         hits: Default::default(),
     };
     // Open files are not removed from memory.
     let held: Vec<Arc<FileRegion>> = (1..=FILES).map(|ino| world.storage.file(ino)).collect();
     std::thread::scope(|scope| {
         let world = &world;
+        let writers: Vec<_> =
+            (1..=FILES).map(|ino| scope.spawn(move || world.writer(ino, seed ^ ino))).collect();
         let mut threads = Vec::new();
-        for ino in 1..=FILES {
-            threads.push(scope.spawn(move || world.writer(ino, seed ^ ino)));
-        }
         threads.push(scope.spawn(move || world.churner(seed ^ 10)));
         threads.push(scope.spawn(move || world.background()));
         threads.push(scope.spawn(move || world.fetcher(seed ^ 20)));
         threads.push(scope.spawn(move || world.target_reader(seed ^ 30)));
         threads.push(scope.spawn(move || world.initiator(seed ^ 40)));
-        let start = Instant::now();
         // A thread that panicked ends the run at once.
-        while start.elapsed() < Duration::from_secs(seconds)
+        while writers.iter().any(|thread| !thread.is_finished())
             && threads.iter().all(|thread| !thread.is_finished())
         {
             std::thread::sleep(Duration::from_millis(20));
@@ -288,7 +356,7 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
     });
     let files: &Files = &world.storage.files;
     println!("{:?} {:?}", world.hits, files.figures());
-    assert!(world.hits.iter().all(|hits| hits.load(Ordering::Relaxed) > 100), "some reader hit nothing");
+    assert!(world.hits.iter().all(|hits| hits.load(Ordering::Relaxed) > HITS), "somebody hit nothing");
     drop(held);
     world.storage.check();
     block_on(write_back_all(files, &world.storage.disk)).expect("durable");
