@@ -142,6 +142,7 @@ pjdfstest   600 quick
 fsx         900 quick
 restart     300 quick
 kmod        600 full vm-alone
+flush       600 full vm
 full        240 quick
 twomounts   240 quick
 locks       240 quick

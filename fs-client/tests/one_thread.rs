@@ -66,6 +66,39 @@ fn a_resident_read_costs_no_rpc() {
     });
 }
 
+/// What the page bitmap is where the target translates: a page that was on SSD at the last look around is fetched, and nothing is READ before.
+#[test]
+fn a_page_that_was_on_ssd_at_the_last_look_around_costs_one_request_and_no_read() {
+    const PAGES: u64 = 256;
+    let world = World::new(config(Translation::InitiatorByReads));
+    let volume = world.client();
+    let (_, file) = volume.create(&CALLER, InodeNo::ROOT, b"cold", 0o644, true, READ_WRITE).expect("create");
+    let bytes = pattern(PAGES as usize * 4096, 5);
+    volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
+    let figure = |name| volume.figures().into_iter().find(|(known, _)| *known == name).expect(name).1;
+    let figures = || ["onesided_reads", "sparse_fetches", "rpc_requests"].map(figure);
+    // Reads each page, and returns how many of them took one fetch and nothing else.
+    let fetched_at_once = || {
+        let costs_one_fetch = |page: &u64| {
+            let before = figures();
+            let got = read(&volume, file.handle, page * 4096, 4096).expect("read");
+            assert_eq!(got, bytes[*page as usize * 4096..][..4096], "page {page}");
+            let after = figures();
+            [0, 1, 2].map(|place| after[place] - before[place]) == [0, 1, 1]
+        };
+        (0..PAGES).filter(costs_one_fetch).count()
+    };
+    assert_eq!(fetched_at_once(), 0, "nothing was looked at");
+    volume.look_around();
+    let away = fetched_at_once();
+    // There are 64 frames.
+    assert!(away >= 150, "{away} of {PAGES} pages");
+    // The pages of an older look are looked at.
+    volume.look_around();
+    volume.look_around();
+    assert_eq!(fetched_at_once(), 0);
+}
+
 #[test]
 fn two_clients_see_each_other() {
     both(|world| {

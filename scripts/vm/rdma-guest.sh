@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
 # Runs in the guest, for rdma-test.sh: runs the tests over RDMA hardware in these test binaries; `mount` stands for rdma-mount.sh.
-# usage: rdma-guest.sh TEST-BINARY...             Last line: N passed, N failed.
+# usage: rdma-guest.sh [-l FOLDER] TEST-BINARY...             Last line: N passed, N failed.
+#   -l  with the libibverbs of a folder (fetch-verbs.sh); of rdma_semantics only what flushes
 set -u
 here=$(dirname "$0")
 ulimit -l unlimited
+start=() flush=
+if [[ $1 == -l ]]; then
+    start=("$here/with-verbs.sh" "$2") flush=1
+    shift 2
+fi
 passed=0 failed=0
 output=$(mktemp)
 for binary; do
@@ -14,8 +20,11 @@ for binary; do
         pattern='^([0-9]+) passed, ([0-9]+) failed$'
     else
         echo "== ${binary##*/}"
-        # The names of such tests contain `rdma`. One at a time: without KVM two would delay each other.
-        "$binary" --ignored --test-threads 1 rdma 2>&1 | tee "$output"
+        # The names of such tests contain `rdma`, except that of the device of persistent memory.
+        names=(rdma)
+        [[ -n $flush && ${binary##*/} == rdma_semantics-* ]] && names=(flush owners_bytes)
+        # One at a time: without KVM two would delay each other.
+        ${start[@]+"${start[@]}"} "$binary" --ignored --test-threads 1 "${names[@]}" 2>&1 | tee "$output"
         status=${PIPESTATUS[0]}
         pattern='^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed;'
     fi

@@ -65,6 +65,14 @@ impl RemoteVolume {
         &self.reads
     }
 
+    /// Looks which pages are on SSD, as the control thread does each second over links where this side READs the server's tables. For clients without
+    /// that thread.
+    pub fn look_around(&self) {
+        if let Ok(mut lane) = self.session.borrow_lane() {
+            self.reads.look_around(&self.session, &self.handles.regions(), &mut lane);
+        }
+    }
+
     /// The session underneath, for figures.
     pub fn session(&self) -> &Arc<Session> {
         &self.session

@@ -1,4 +1,4 @@
-//! Pulls of page bitmaps, by the control thread, as often as [`BitmapPace`] says.
+//! Pulls of page bitmaps, or looks around where there are none (`look_around`), by the control thread, as often as [`BitmapPace`] says.
 
 use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::{CachedRegion, Reads};
@@ -39,6 +39,10 @@ impl Task for BitmapPulls {
                 counters.onesided_reads.add(pulled.reads);
                 bytes += pulled.bytes;
             }
+        } else {
+            let looked = self.reads.look_around(session, &(self.regions)(), lane);
+            counters.onesided_reads.add(looked.reads);
+            bytes += looked.bytes;
         }
         let (reads, twice) = (counters.onesided_reads.get(), counters.read_twice.load(Ordering::Relaxed));
         self.next = Instant::now() + self.pace.pulled(bytes, reads, twice);

@@ -3,8 +3,8 @@
 //! It is a hint: every use is validated against the generation in the file table.
 
 use super::initiator::NoAnswer;
-use cuttlefs_common::ids::FilePage;
-use cuttlefs_common::region::Extent;
+use cuttlefs_common::ids::{FilePage, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::rpc::Layout;
 
 /// The most extents in one answer. A file with so many is badly fragmented, and the reply still fits one message.
@@ -35,6 +35,17 @@ impl CachedLayout {
         self.layout.generation
     }
 
+    /// The pool pages of the file's written pages before `end`: first page and number of each extent.
+    pub(super) fn written_before(&self, end: u64) -> impl Iterator<Item = (PoolPage, u64)> {
+        let extents = self.layout.extents.iter();
+        let written = extents.filter(|extent| extent.state != ExtentState::Unwritten);
+        written
+            .map(move |extent| {
+                (extent.pool_page, extent.len_pages.min(end.saturating_sub(extent.file_page.0)))
+            })
+            .filter(|(_, len)| *len > 0)
+    }
+
     /// The extent that covers a page; `None` for a hole.
     ///
     /// # Errors
@@ -51,8 +62,6 @@ impl CachedLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuttlefs_common::ids::PoolPage;
-    use cuttlefs_common::region::ExtentState;
 
     #[test]
     fn extents_holes_and_the_edge_of_knowledge() {

@@ -23,6 +23,7 @@ mod fetch;
 mod initiator;
 mod known_entries;
 mod layout;
+mod look_around;
 #[cfg(feature = "model-check")]
 pub mod model;
 #[cfg(any(test, feature = "model-check"))]

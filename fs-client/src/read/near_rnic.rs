@@ -5,7 +5,33 @@ use crate::transport::{DATA_LEN, Landing, PROOFS_LEN, Piece, RemoteWindows};
 use cuttlefs_common::ids::Rkey;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Remote, RemoteRange};
+use cuttlefs_common::sync::fence;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const WORD: usize = 8;
+
+/// The order in which the READs of a doorbell are executed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Order {
+    /// As they are posted.
+    #[default]
+    Posted,
+    /// Each by its words, and all words of all READs in the order with this number ([`arrange`]). An answer is of any moment since its doorbell: a READ
+    /// waits, or it is executed twice and either execution is answered (`rdma/verbs`), even packet by packet. For whoever READs, that is another
+    /// order of the words.
+    Words(usize),
+}
+
+/// Puts the items into the order with this number: of n items there are n! orders, and the numbers from there on begin again.
+fn arrange<T>(mut items: Vec<T>, mut number: usize) -> Vec<T> {
+    let mut arranged = Vec::with_capacity(items.len());
+    while !items.is_empty() {
+        arranged.push(items.remove(number % items.len()));
+        number /= items.len() + 1;
+    }
+    arranged
+}
 
 /// Executes READs of windows in this process.
 pub(super) struct NearRnic {
@@ -13,8 +39,7 @@ pub(super) struct NearRnic {
     windows: Vec<Arc<SharedMemory>>,
     data: Vec<u8>,
     proofs: Vec<u8>,
-    /// Whether the READs of a doorbell are executed last first: they may be of any moments.
-    pub(super) is_backwards: bool,
+    pub(super) order: Order,
     /// The number of doorbells so far.
     pub(super) doorbells: usize,
     /// Called before each doorbell with its number.
@@ -33,7 +58,7 @@ impl NearRnic {
             windows: vec![frames, residency, files],
             data,
             proofs,
-            is_backwards: false,
+            order: Order::default(),
             doorbells: 0,
             meanwhile: Box::new(|_| ()),
         }
@@ -56,6 +81,22 @@ impl NearRnic {
         Some(())
     }
 
+    /// Reads all pieces word by word. Loads have no order among each other, and the answers are complete at the end only.
+    fn read_words(&mut self, pieces: &[Piece], order: usize) -> Option<()> {
+        let words = pieces.iter().flat_map(|piece| (0..piece.len).step_by(WORD).map(move |at| (piece, at)));
+        for (piece, at) in arrange(words.collect(), order) {
+            let Remote::Memory { rkey, offset } = piece.remote else { return None };
+            let word = self.windows[rkey.0 as usize].load_u64_relaxed(usize::try_from(offset).ok()? + at);
+            let (landed, place) = match piece.to {
+                Landing::Data(place) => (&mut self.data, place),
+                Landing::Proof(place) => (&mut self.proofs, place),
+            };
+            landed[place + at..][..WORD].copy_from_slice(&word.to_ne_bytes());
+        }
+        fence(Ordering::Acquire);
+        Some(())
+    }
+
     /// The windows' rkeys and lengths.
     pub(super) fn windows(&self) -> RemoteWindows {
         let range = |place: usize| RemoteRange {
@@ -72,10 +113,10 @@ impl ReadsPieces for NearRnic {
     fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
         (self.meanwhile)(self.doorbells);
         self.doorbells += 1;
-        if self.is_backwards {
-            return pieces.iter().rev().try_for_each(|piece| self.read_piece(piece));
+        match self.order {
+            Order::Posted => pieces.iter().try_for_each(|piece| self.read_piece(piece)),
+            Order::Words(order) => self.read_words(pieces, order),
         }
-        pieces.iter().try_for_each(|piece| self.read_piece(piece))
     }
 
     fn data(&self, at: usize, out: &mut [u8]) {
@@ -84,5 +125,18 @@ impl ReadsPieces for NearRnic {
 
     fn proof(&self, at: usize, out: &mut [u8]) {
         out.copy_from_slice(&self.proofs[at..at + out.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_number_is_an_order() {
+        let orders: HashSet<Vec<usize>> = (0..24).map(|number| arrange((0..4).collect(), number)).collect();
+        assert_eq!(orders.len(), 24);
+        assert_eq!((arrange(vec![1, 2, 3], 0), arrange(vec![1, 2, 3], 23)), (vec![1, 2, 3], vec![3, 2, 1]));
     }
 }

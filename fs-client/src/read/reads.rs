@@ -29,7 +29,7 @@ pub(crate) struct Reads {
     pub(crate) buffers: ReadBuffers,
     /// The counts of this mount's reads.
     pub(crate) counters: ReadCounters,
-    known_entries: KnownEntries,
+    pub(super) known_entries: KnownEntries,
 }
 
 impl Reads {
@@ -190,9 +190,16 @@ impl Reads {
                         epoch: attachment.attached.server_epoch,
                         counted: &self.counters.window_pages,
                     };
-                    region.with_layout(|layout| {
+                    let got = region.with_layout(|layout| {
                         remote::read(&mut lane, shown, &self.known_entries, slot, layout, offset, out)
-                    })
+                    });
+                    let is_whole = |got: &OneSided| got.missing.is_empty();
+                    if let Some(Ok(got)) = &got
+                        && !got.as_ref().is_some_and(is_whole)
+                    {
+                        region.note_read((offset + out.len() as u64).div_ceil(PAGE_SIZE_U64));
+                    }
+                    got
                 }
             };
             match got {

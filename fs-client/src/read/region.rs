@@ -65,10 +65,15 @@ impl CachedRegion {
         look(&self.bitmap.read())
     }
 
-    /// Notes a read up to `end_page`, so that the next pull covers it.
+    /// Notes a read up to `end_page`, so that the next pull, or look around, covers it.
     pub(super) fn note_read(&self, end_page: u64) {
         self.read_pages.fetch_max(end_page, Ordering::Relaxed);
         self.was_read.store(true, Ordering::Relaxed);
+    }
+
+    /// The end of the furthest read, if any was noted since the last call.
+    pub(super) fn read_since(&self) -> Option<u64> {
+        self.was_read.swap(false, Ordering::Relaxed).then(|| self.read_pages.load(Ordering::Relaxed))
     }
 
     /// Pulls the bitmap one-sidedly if the file was read since the last pull. Returns the number of READs and bytes of that.
@@ -78,11 +83,11 @@ impl CachedRegion {
 
     fn pull(&self, lane: &mut SessionLane<'_>) -> Pulled {
         let mut pulled = Pulled::default();
+        let Some(pages) = self.read_since() else { return pulled };
         // A filekey that names nothing would end the connection.
-        if !self.was_read.swap(false, Ordering::Relaxed) || self.open.is_lost() {
+        if self.open.is_lost() {
             return pulled;
         }
-        let pages = self.read_pages.load(Ordering::Relaxed);
         let wanted = usize::try_from(pages.div_ceil(8)).unwrap_or(usize::MAX).min(MAX_BITMAP_BYTES);
         let mut bytes = vec![0u8; wanted];
         let chunk_len = MAX_TRANSFER_BYTES as usize;
@@ -101,9 +106,9 @@ impl CachedRegion {
     }
 }
 
-/// The cost of pulls of bitmaps.
+/// The cost of pulls of bitmaps, or of a look around.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pulled {
+pub(crate) struct Pulled {
     pub(super) reads: u64,
     /// 0 if nothing was pulled.
     pub(super) bytes: u64,

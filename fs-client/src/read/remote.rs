@@ -11,6 +11,8 @@
 //! READs of one doorbell prove nothing about each other's moments: an answer to a READ may come late, after the READ was executed once more
 //! (`rdma/verbs`). A proof that is asked for when the bytes are there is of a later moment, whichever of its executions is answered.
 //!
+//! A page that the last look around (`look_around`) found on SSD is missing without a READ of its own.
+//!
 //! A page whose proof is another entry is read once more by that one; if it is another one again, the page is missing.
 //!
 //! **A window of pages** (`RemoteWindows::pages`), where the server has one: pool page N is at N pages, whatever frame it is in, or the magic page
@@ -121,7 +123,8 @@ pub(super) struct Shown<'r> {
     pub(super) counted: &'r SpreadCount,
 }
 
-/// Reads `[offset, offset + out.len())` of the file in `slot` with this layout. `None`: the link or the target refused, so fetch everything.
+/// Reads `[offset, offset + out.len())` of the file in `slot` with this layout. `None`: the link or the target refused, or the last look around found
+/// all pages on SSD; so fetch everything.
 pub(super) fn read(
     rnic: &mut impl ReadsPieces,
     shown: Shown<'_>,
@@ -137,6 +140,15 @@ pub(super) fn read(
     }
     let mut reading = Reading { rnic, shown, known, slot, generation: layout.generation() };
     let parts: Vec<PagePart> = divide(offset, out.len()).collect();
+    let is_away = |part: &PagePart| {
+        let extent = layout.find(part.page).ok().flatten();
+        extent.is_some_and(|extent| {
+            extent.state != ExtentState::Unwritten && reading.is_away(extent.pool_page_of(part.page))
+        })
+    };
+    if parts.iter().all(is_away) {
+        return Ok(None);
+    }
     let mut valid_len = out.len();
     let mut missing = Vec::new();
     for (number, chunk) in parts.chunks(PAGES).enumerate() {
@@ -145,7 +157,7 @@ pub(super) fn read(
             match layout.find(part.page)? {
                 Some(extent) if extent.state != ExtentState::Unwritten => {
                     let pool = extent.pool_page_of(part.page);
-                    if reading.covers(pool) {
+                    if reading.covers(pool) && !reading.is_away(pool) {
                         let step = reading.first_step(pool);
                         wanted.push(Wanted { index, part: *part, pool, step, looks: 0 });
                     } else {
@@ -206,6 +218,11 @@ impl<R: ReadsPieces> Reading<'_, R> {
             None => (frames, u64::from(entry.frame().0)),
         };
         Some((window, self.page_in(window, number)?))
+    }
+
+    /// Whether the page was on SSD when this mount looked around last: it is fetched without a look.
+    fn is_away(&self, page: PoolPage) -> bool {
+        self.known.is_away(self.shown.epoch, page)
     }
 
     /// By the entry of an earlier look.

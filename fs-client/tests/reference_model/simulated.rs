@@ -16,7 +16,11 @@ use cuttlefs_server::pages::window::WindowKind;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
+use std::cell::Cell;
 use std::time::Duration;
+
+/// One call of so many looks around before.
+const LOOK_ONE_IN: u32 = 5;
 
 pub struct Simulated {
     // Dropped before the world, which their calls need.
@@ -25,6 +29,8 @@ pub struct Simulated {
     pool_pages: u64,
     pub dies_unsynced: bool,
     restless: bool,
+    /// Counts calls of clients that READ the server's tables: some of them look around, as their control threads would.
+    looks: Option<Cell<u32>>,
 }
 
 impl Simulated {
@@ -36,8 +42,9 @@ impl Simulated {
     pub fn with_clients(config: WorldConfig, clients: usize, dies_unsynced: bool) -> Self {
         let world = World::new(config);
         let clients: Vec<_> = (0..clients).map(|_| world.client()).collect();
-        let site =
-            Self { clients, world, pool_pages: config.pool_pages, dies_unsynced, restless: config.restless };
+        let looks = (config.translation == Translation::InitiatorByReads).then(Cell::default);
+        let (pool_pages, restless) = (config.pool_pages, config.restless);
+        let site = Self { clients, world, pool_pages, dies_unsynced, restless, looks };
         site.set_bystanders(|_| true);
         site
     }
@@ -68,7 +75,14 @@ impl Site for Simulated {
 
     fn client(&self, index: usize) -> &RemoteVolume {
         self.world.speaks(index);
-        &self.clients[index]
+        let client = &self.clients[index];
+        if let Some(looks) = &self.looks {
+            looks.set(looks.get() + 1);
+            if looks.get().is_multiple_of(LOOK_ONE_IN) {
+                client.look_around();
+            }
+        }
+        client
     }
 
     fn remount(&mut self, index: usize) -> bool {
@@ -159,6 +173,11 @@ fn config() -> impl Strategy<Value = WorldConfig> {
         })
 }
 
+/// Clients that READ pages in their frames.
+fn by_reads() -> impl Strategy<Value = WorldConfig> {
+    config().prop_map(|config| WorldConfig { translation: Translation::InitiatorByReads, ..config })
+}
+
 /// Clients that READ pages in a window which the RNIC follows.
 fn windowed() -> impl Strategy<Value = WorldConfig> {
     let (translation, page_window) = (Translation::InitiatorByReads, WindowKind::Odp);
@@ -205,6 +224,14 @@ fn walks_with_a_window_read_pages_there() {
 
 proptest! {
     #![proptest_config(super::cases(300))]
+
+    #[test]
+    fn reads_of_tables_behave_as_the_model(
+        config in by_reads(),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        run(config, &steps);
+    }
 
     #[test]
     fn a_window_of_pages_behaves_as_the_model(

@@ -6,16 +6,20 @@ use super::verbs::{Device, RdmaError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// What makes a build with RDMA hardware. A macro, since `concat!` takes only literals.
+macro_rules! how_to_have_hardware {
+    () => {
+        "install libibverbs-dev, librdmacm-dev and libclang-dev, and build again (scripts/up.sh, or cargo with \
+         --features cuttlefs-server/verbs,cuttlefs-client/verbs)"
+    };
+}
+
+const WITH_HARDWARE: &str = concat!(env!("CARGO_PKG_VERSION"), "\nRDMA hardware (rdma://): yes");
+const WITHOUT_HARDWARE: &str =
+    concat!(env!("CARGO_PKG_VERSION"), "\nRDMA hardware (rdma://): no; for it ", how_to_have_hardware!());
+
 /// The version text of programs of this build: the version, and whether RDMA hardware is supported.
-#[cfg(feature = "verbs")]
-pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\nRDMA hardware (rdma://): yes");
-/// The version text of programs of this build: the version, and whether RDMA hardware is supported.
-#[cfg(not(feature = "verbs"))]
-pub const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    "\nRDMA hardware (rdma://): no; for it install libibverbs-dev, librdmacm-dev and libclang-dev, and build again (scripts/up.sh, or cargo with\n",
-    "--features cuttlefs-server/verbs,cuttlefs-client/verbs)"
-);
+pub const VERSION: &str = if cfg!(feature = "verbs") { WITH_HARDWARE } else { WITHOUT_HARDWARE };
 
 /// An RNIC that can connect to this endpoint.
 ///
@@ -109,10 +113,14 @@ fn hardware(
     _options: SoftOptions,
     _listens: bool,
 ) -> Result<Arc<dyn Device>, RdmaError> {
-    Err(RdmaError::Unsupported(format!(
-        "{endpoint}: this program was built without RDMA hardware; install libibverbs-dev, librdmacm-dev and libclang-dev, and build it \
-         again (scripts/up.sh, or cargo with --features cuttlefs-server/verbs,cuttlefs-client/verbs)"
-    )))
+    Err(lacks_hardware(endpoint))
+}
+
+/// The error of a build without RDMA hardware. Compiled in both builds' tests, since continuous integration runs those of the build that has it.
+#[cfg(any(test, not(feature = "verbs")))]
+fn lacks_hardware(endpoint: &Endpoint) -> RdmaError {
+    let how = how_to_have_hardware!();
+    RdmaError::Unsupported(format!("{endpoint}: this program was built without RDMA hardware; {how}"))
 }
 
 #[cfg(test)]
@@ -140,9 +148,26 @@ mod tests {
         assert_eq!([&tcp, &shm, &other].map(|endpoint| devices.place_of(endpoint)), [0, 1, 0]);
     }
 
-    #[cfg(not(feature = "verbs"))]
     #[test]
     fn a_build_without_hardware_says_what_to_install() {
+        let error = lacks_hardware(&endpoint("rdma://10.9.0.1")).to_string();
+        for text in [&error, WITHOUT_HARDWARE] {
+            for part in [
+                "libibverbs-dev",
+                "librdmacm-dev",
+                "libclang-dev",
+                "cuttlefs-server/verbs,cuttlefs-client/verbs",
+            ] {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+        assert!(error.contains("rdma://10.9.0.1"), "{error}");
+        assert_eq!(VERSION == WITHOUT_HARDWARE, cfg!(not(feature = "verbs")));
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    #[test]
+    fn a_build_without_hardware_refuses_it() {
         let endpoint = endpoint("rdma://10.9.0.1");
         let error = open_to_connect(&endpoint, SoftOptions::default()).err().expect("refused").to_string();
         assert!(error.contains("librdmacm-dev"), "{error}");

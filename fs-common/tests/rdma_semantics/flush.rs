@@ -220,6 +220,10 @@ fn a_device_of_persistent_memory_is_flushed() {
         ok(flushed, 2, CompletionKind::Flush, 0);
     } else {
         // An older libibverbs has no FLUSH.
+        assert!(
+            std::env::var_os("CUTTLEFS_REQUIRE_FLUSH").is_none(),
+            "device or library lacks FLUSH to persistence"
+        );
         bad(flushed, 2, WcStatus::RemoteInvalid);
     }
     drop((pair, region, log, device));

@@ -187,9 +187,10 @@ impl Site {
 }
 
 /// A function that reads the file's first bytes; `None` if it gets none.
-pub type Reader = fn(&Site) -> Option<[u8; LEN]>;
+pub trait Reader: Fn(&Site) -> Option<[u8; LEN]> + Copy + Send + Sync + 'static {}
+impl<R: Fn(&Site) -> Option<[u8; LEN]> + Copy + Send + Sync + 'static> Reader for R {}
 
-fn read_once(site: &Site, read: Reader, allowed: &[u64]) {
+fn read_once(site: &Site, read: impl Reader, allowed: &[u64]) {
     let written = site.written();
     if let Some(copy) = read(site) {
         let words: Vec<u64> = copy
@@ -206,7 +207,7 @@ fn read_once(site: &Site, read: Reader, allowed: &[u64]) {
 pub const PREEMPTIONS: usize = 4;
 
 /// Runs one read beside one thread that does `change`.
-fn check(read: Reader, preemptions: usize, change: fn(&Site), allowed: &'static [u64]) {
+fn check(read: impl Reader, preemptions: usize, change: fn(&Site), allowed: &'static [u64]) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(move || {
@@ -222,7 +223,30 @@ fn check(read: Reader, preemptions: usize, change: fn(&Site), allowed: &'static 
 ///
 /// # Panics
 /// If a read returns bytes that it must not.
-pub fn check_reader(read: Reader, preemptions: usize) {
+pub fn check_reader(read: impl Reader, preemptions: usize) {
+    check_changes(read, preemptions);
+    // All operations on a page, one after another, while one read is under way.
+    check(
+        read,
+        preemptions,
+        |site| {
+            site.evict();
+            site.promote_other();
+            site.promote(OWN);
+            site.rewrite(NEWER);
+            site.leave();
+            site.promote(FOREIGN);
+        },
+        &[OWN, NEWER],
+    );
+    check_two_changers(read);
+}
+
+/// Checks the cases in which one thing happens to the page.
+///
+/// # Panics
+/// If a read returns bytes that it must not.
+pub fn check_changes(read: impl Reader, preemptions: usize) {
     // An evicted frame that another page gets is not accepted.
     check(
         read,
@@ -245,25 +269,10 @@ pub fn check_reader(read: Reader, preemptions: usize) {
     );
     // A write in the frame is not seen torn.
     check(read, preemptions, |site| site.rewrite(NEWER), &[OWN, NEWER]);
-    // All operations on a page, one after another, while one read is under way.
-    check(
-        read,
-        preemptions,
-        |site| {
-            site.evict();
-            site.promote_other();
-            site.promote(OWN);
-            site.rewrite(NEWER);
-            site.leave();
-            site.promote(FOREIGN);
-        },
-        &[OWN, NEWER],
-    );
-    check_two_changers(read);
 }
 
 /// Eviction and promotion meet a writer and the freeing of the page, in either order.
-fn check_two_changers(read: Reader) {
+fn check_two_changers(read: impl Reader) {
     let mut model = loom::model::Builder::new();
     // There are three threads: with one more preemption this takes minutes.
     model.preemption_bound = Some(2);
@@ -299,18 +308,18 @@ fn check_two_changers(read: Reader) {
 ///
 /// # Panics
 /// Always, if the model is worth something.
-pub fn check_scribble(read: Reader) {
-    check(read, PREEMPTIONS, |site| site.scribble(NEWER), &[OWN, NEWER]);
+pub fn check_scribble(read: impl Reader, preemptions: usize) {
+    check(read, preemptions, |site| site.scribble(NEWER), &[OWN, NEWER]);
 }
 
 /// Shows the same for reuse: the page is given away while the mapping and the generation still name it.
 ///
 /// # Panics
 /// Always, if the model is worth something.
-pub fn check_given_away(read: Reader) {
+pub fn check_given_away(read: impl Reader, preemptions: usize) {
     check(
         read,
-        PREEMPTIONS,
+        preemptions,
         |site| {
             site.evict();
             site.promote(FOREIGN);
@@ -323,7 +332,7 @@ pub fn check_given_away(read: Reader) {
 ///
 /// # Panics
 /// If it got some: they are zeros that the file never had.
-pub fn check_growth(read: fn(&Site) -> bool, grow: fn(&Site)) {
+pub fn check_growth(read: impl Fn(&Site) -> bool + Copy + Send + Sync + 'static, grow: fn(&Site)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);
     model.check(move || {

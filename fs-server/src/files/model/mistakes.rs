@@ -3,6 +3,7 @@
 use super::{NEWER, RECORD, Site, run};
 use crate::files::detach::detach;
 use crate::files::new_pages::NewPages;
+use crate::files::one_sided::Placed;
 use crate::files::range_table::{MAX_FILE_PAGES, Piece};
 use crate::files::write::changes_of;
 use crate::files::{FileRegion, Files};
@@ -48,7 +49,7 @@ impl Site {
     pub fn append_out_of_order(&self) {
         let (files, file, _) = self.all();
         let offset = file.size();
-        if let Ok(true) = files.place_at_once(file, self.sessions[0].1, offset, &[0x44; RECORD]) {
+        if let Ok(Placed::Done(_)) = files.place_at_once(file, self.sessions[0].1, offset, &[0x44; RECORD]) {
             self.note_appended(Ok(offset), 0x44);
         }
     }
