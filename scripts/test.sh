@@ -132,16 +132,16 @@ phase() {
 lasting=" checks build doc-tests models cargo-tests crash-points fsx fio-verify race-writers twomounts kill kill-ack applications-kill soak "
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
-# boots virtual machines; `vm-alone`: those need nothing of the build, and run beside it. The longest come first: three run at a time.
+# boots virtual machines. The longest come first: three run at a time.
 all_suites="
 rdma        1800 full vm
+kmod        600 full vm
 realwork    720 full
 attack      480 quick once
 crash-points 600 quick once
 pjdfstest   600 quick
 fsx         900 quick
 restart     300 quick
-kmod        600 full vm-alone
 flush       600 full vm
 full        240 quick
 twomounts   240 quick
@@ -262,20 +262,16 @@ while read -r suite limit_s when links_of; do
     for link in "${links[@]}"; do
         [[ -n $links_of && $link != "${links[0]}" ]] && continue
         command="scripts/suites/$suite.sh $link"
-        if [[ $links_of == vm* ]]; then
+        if [[ $links_of == vm ]]; then
             [[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
             link=vm command=scripts/vm/$suite-test.sh
         fi
-        if [[ $links_of == vm-alone ]]; then
-            first+=("$suite-$link $limit_s $command")
-        else
-            suites+=("$suite-$link $limit_s $command")
-        fi
+        suites+=("$suite-$link $limit_s $command")
     done
 done <<<"$all_suites"
 $quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
 
-((${#first[@]})) && side_by_side 2 "${first[@]}"
+((${#first[@]})) && side_by_side 1 "${first[@]}"
 if [[ -z $programs ]]; then
     [[ -n $CUTTLEFS_SUITE_DIR ]] || $build --quiet || suites=()
     export CUTTLEFS_BIN=$CARGO_TARGET_DIR/debug

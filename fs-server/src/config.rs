@@ -339,7 +339,7 @@ impl Config {
              # true: RNICs of clients read this server's memory; every client can then read every file (docs/security.md)\n\
              trust_clients = {trust_clients}\n\
              # pinned: clients over rdma:// that are trusted (serve --trust-clients) read pages in the server's frames;\n\
-             # odp: in a window that RNICs follow by on-demand paging (docs/rdma.md)\n\
+             # odp: in a window that RNICs follow by on-demand paging; iommu: in one that the IOMMU translates (docs/rdma.md)\n\
              page_window = \"{page_window}\"\n\
              \n\
              # To whom, and with which rights: the first [[export]] that is for a client counts, and who finds none is refused.\n",
@@ -465,6 +465,7 @@ mod tests {
         odd.pool.data = vec!["/dev/disk \"1\"\\x".into(), "bücher\n".into()];
         odd.server.listen = vec!["tcp://127.0.0.1:7950".parse().expect("an endpoint")];
         odd.server.trust_clients = true;
+        odd.server.page_window = WindowKind::Iommu;
         odd.server.keys = vec!["/etc/cuttlefs/\"a\"".into(), "b".into()];
         let first = ExportConfig {
             peers: vec![PeerPattern::User(5), PeerPattern::Addresses([10, 0, 0, 0].into(), 8)],

@@ -10,8 +10,8 @@
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::rdma::{
-    Device, DeviceFigures, Devices, Endpoint, FileTarget, MemoryRegion, ProtectionDomain, QueuePair,
-    RdmaError, RemoteRange,
+    Device, DeviceFigures, Devices, DmaBufRegion, Endpoint, FileTarget, MemoryRegion, ProtectionDomain,
+    QueuePair, RdmaError, RemoteRange,
 };
 use std::sync::{Arc, OnceLock};
 
@@ -34,7 +34,15 @@ struct Shown {
     /// In the order of `WindowId::ALL`.
     tables: [Arc<dyn MemoryRegion>; 3],
     /// The window of pages, if there is one.
-    pages: Option<Arc<dyn MemoryRegion>>,
+    pages: Option<PagesRegion>,
+}
+
+/// The window of pages as it is registered with an RNIC.
+pub enum PagesRegion {
+    /// Memory that the RNIC follows by on-demand paging.
+    Followed(Arc<dyn MemoryRegion>),
+    /// Addresses that the IOMMU translates.
+    Translated(Arc<dyn DmaBufRegion>),
 }
 
 fn range(region: &Arc<dyn MemoryRegion>) -> RemoteRange {
@@ -44,7 +52,7 @@ fn range(region: &Arc<dyn MemoryRegion>) -> RemoteRange {
 
 impl Rnic {
     /// Lets every client READ these tables, and the window of pages, from now on. Called once.
-    pub fn show_windows(&self, tables: [Arc<dyn MemoryRegion>; 3], pages: Option<Arc<dyn MemoryRegion>>) {
+    pub fn show_windows(&self, tables: [Arc<dyn MemoryRegion>; 3], pages: Option<PagesRegion>) {
         // Fails only on a second call, and a server makes one.
         let _ = self.shown.set(Shown { tables, pages });
     }
@@ -54,12 +62,16 @@ impl Rnic {
         self.shown.get().map(|shown| shown.tables.each_ref().map(range))
     }
 
-    /// The window of pages as the client of this connection is told of it. A client whose READ of a page comes in several packets is told of none:
-    /// rdma_rxe fills each packet from the beginning of the page (7.2, `__rxe_odp_mr_copy()`).
+    /// The window of pages as the client of this connection is told of it. Of memory that the RNIC follows a client is told none if its READ of a page
+    /// comes in several packets: rdma_rxe fills each packet from the beginning of the page (7.2, `__rxe_odp_mr_copy()`).
     pub fn page_window(&self, connection: &dyn QueuePair) -> Option<RemoteRange> {
-        let pages = self.shown.get()?.pages.as_ref()?;
         let is_one_packet = |mtu: u32| mtu as usize >= PAGE_SIZE;
-        connection.path_mtu_bytes().is_none_or(is_one_packet).then(|| range(pages))
+        match self.shown.get()?.pages.as_ref()? {
+            PagesRegion::Followed(pages) => {
+                connection.path_mtu_bytes().is_none_or(is_one_packet).then(|| range(pages))
+            }
+            PagesRegion::Translated(pages) => Some(pages.range()),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::files::{self, Changed, ClosedRegion, FileRegion, Files};
 use crate::locks::Locks;
 use crate::meta::ClientChange;
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
+use crate::pages::window::ServedWindow;
 use crate::pages::{ScrubFigures, Source};
 use crate::pool::{Disk, PageSums};
 use crate::rights::{Exports, Identity, Judge, RegionMacs, Tickets};
@@ -20,7 +21,6 @@ use crate::session::{Session, Sessions};
 use crate::shares::Shares;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo};
-use cuttlefs_common::memory::PointedMemory;
 use cuttlefs_common::rdma::{Endpoint, PeerKey, RegionOwner};
 use cuttlefs_common::rpc::{Restored, Rights, Sampling};
 use cuttlefs_common::status::Status;
@@ -44,8 +44,8 @@ pub struct Server {
     pub integrity: Integrity,
     /// Facts about the server, for clients and for `status`.
     pub about: About,
-    /// The window of pages that RNICs follow, if there is one.
-    pub page_window: Option<Arc<PointedMemory>>,
+    /// The window of pages that RNICs translate, if there is one.
+    pub page_window: Option<ServedWindow>,
     /// The RNICs, and the memory that is registered with each for all clients.
     pub rnics: Rnics,
     /// The clock.

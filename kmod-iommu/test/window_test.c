@@ -1,161 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Tests of cuttlefs_iommu with a device that does DMA: QEMU's edu behind an emulated IOMMU, with the driver edu_dma.c. Run as root by
- * scripts/vm/kmod-test.sh.
+ * Tests of cuttlefs_iommu with a device that does DMA: QEMU's edu behind an emulated IOMMU, with the driver edu_dma.c. What the tests share is in
+ * edu.h; under_way.h has those in which pages change while the device reads. Run as root by scripts/vm/kmod-test.sh.
  * usage: window_test [SEED]       exit status 1 if a check failed
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "edu_dma.h"
+#include "edu.h"
+#include "under_way.h"
 #include "window.h"
-
-#define GONE CUTTLEFS_IOMMU_GONE
-#define MAGIC 0x5a
-/* The bytes of a buffer to which a transfer brought nothing, and the bytes that QEMU's device gets from a transfer that faulted. */
-#define NOTHING 0xee
-#define FAULTED 0
-#define LEN EDU_DMA_MAX_BYTES
-
-static int passed, failed;
-
-static void check(int is_good, const char *what, ...)
-{
-	va_list arguments;
-
-	is_good ? passed++ : failed++;
-	printf(is_good ? "ok    " : "FAIL  ");
-	va_start(arguments, what);
-	vprintf(what, arguments);
-	va_end(arguments);
-	printf("\n");
-	fflush(stdout);
-}
-
-/* Returns 0, or the negative errno. */
-static int call(int fd, unsigned long command, void *argument)
-{
-	return ioctl(fd, command, argument) < 0 ? -errno : 0;
-}
-
-static unsigned char *arena(size_t pages)
-{
-	unsigned char *at = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	need(at != MAP_FAILED, "mmap");
-	madvise(at, pages * PAGE, MADV_NOHUGEPAGE);
-	for (size_t i = 0; i < pages; i++)
-		memset(at + i * PAGE, (int)(i % 0x40) + 1, PAGE);
-	return at;
-}
-
-static int window(uint32_t kind, uint32_t pages, void *at, uint32_t arena_pages)
-{
-	struct cuttlefs_iommu_create create = wanted(kind, pages, at, arena_pages);
-	int fd = open_window();
-
-	need(!ioctl(fd, CUTTLEFS_IOMMU_CREATE, &create), "a window");
-	return fd;
-}
-
-static int point_many(int fd, const struct cuttlefs_iommu_entry *entries, uint32_t count, uint32_t *done)
-{
-	struct cuttlefs_iommu_point point = { .entries = (uintptr_t)entries, .count = count };
-	int result = call(fd, CUTTLEFS_IOMMU_POINT, &point);
-
-	if (done)
-		*done = point.done;
-	return result;
-}
-
-static int point(int fd, uint32_t page, uint32_t target)
-{
-	struct cuttlefs_iommu_entry entry = { page, target };
-
-	return point_many(fd, &entry, 1, NULL);
-}
-
-static struct cuttlefs_iommu_status status(int fd)
-{
-	struct cuttlefs_iommu_status status = {};
-
-	need(!ioctl(fd, CUTTLEFS_IOMMU_STATUS, &status), "a status");
-	return status;
-}
-
-static int edu(void)
-{
-	static int fd = -1;
-
-	if (fd < 0)
-		fd = open("/dev/edu_dma", O_RDWR | O_CLOEXEC);
-	need(fd >= 0, "/dev/edu_dma");
-	return fd;
-}
-
-static int register_dmabuf(int dmabuf)
-{
-	int32_t fd = dmabuf;
-
-	return call(edu(), EDU_DMA_REGISTER, &fd);
-}
-
-/* Registers the window once, as a NIC's driver does. */
-static void register_window(int fd)
-{
-	int dmabuf = ioctl(fd, CUTTLEFS_IOMMU_EXPORT);
-
-	need(dmabuf >= 0, "a dma-buf");
-	need(!register_dmabuf(dmabuf), "to register the dma-buf");
-	close(dmabuf);
-}
-
-static unsigned char bytes[PAGE];
-
-/* The byte of which the page consists for the device; -1 if its bytes differ. */
-static int reads(uint32_t page)
-{
-	struct edu_dma_transfer transfer = { .offset = (uint64_t)page * PAGE, .buffer = (uintptr_t)bytes, .len = LEN };
-
-	memset(bytes, NOTHING, sizeof(bytes));
-	need(!ioctl(edu(), EDU_DMA_READ, &transfer), "a DMA read");
-	for (int i = 1; i < LEN; i++)
-		if (bytes[i] != bytes[0])
-			return -1;
-	return bytes[0];
-}
-
-static void writes(uint32_t page, int byte)
-{
-	struct edu_dma_transfer transfer = { .offset = (uint64_t)page * PAGE, .buffer = (uintptr_t)bytes, .len = LEN };
-
-	memset(bytes, byte, sizeof(bytes));
-	need(!ioctl(edu(), EDU_DMA_WRITE, &transfer), "a DMA write");
-}
-
-static int is_all(const unsigned char *at, int byte)
-{
-	for (int i = 0; i < LEN; i++)
-		if (at[i] != byte)
-			return 0;
-	return 1;
-}
-
-/* ---- */
 
 static void pages_come_and_go(void)
 {
@@ -485,15 +349,6 @@ static void the_end_of_a_window(void)
 	close(ready[1]);
 }
 
-static int echo(const char *text, const char *path)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
-	ssize_t count = fd < 0 ? -1 : write(fd, text, strlen(text));
-
-	close(fd);
-	return count == (ssize_t)strlen(text);
-}
-
 static void the_driver_goes(void)
 {
 	unsigned char *at = arena(2);
@@ -533,98 +388,6 @@ static void two_windows(void)
 	madvise(at, PAGE, MADV_DONTNEED);
 	check(reads(0) == MAGIC, "and the kernel takes the page from it");
 	close(second);
-	register_dmabuf(-1);
-	munmap(at, 2 * PAGE);
-}
-
-/* ---- with DMA under way ---- */
-
-static atomic_int is_over;
-static atomic_uint turns;
-
-struct flipping {
-	int fd;
-	unsigned char *at;
-};
-
-static void *flip(void *argument)
-{
-	struct flipping *flipping = argument;
-
-	while (!atomic_load(&is_over)) {
-		uint32_t turn = atomic_fetch_add(&turns, 1);
-
-		/* Points to page 0, page 1, gone, page 0, and so on. */
-		if (point(flipping->fd, 0, turn % 3 == 2 ? GONE : turn % 3))
-			break;
-	}
-	return NULL;
-}
-
-/* Lets the kernel take the page, fills new memory with bytes of this turn (1 to 0x3f), and shows it. */
-static void *take_and_show(void *argument)
-{
-	struct flipping *flipping = argument;
-
-	while (!atomic_load(&is_over)) {
-		madvise(flipping->at, PAGE, MADV_DONTNEED);
-		/* The next page there must not be visible until it is pointed to. */
-		uint32_t turn = atomic_fetch_add(&turns, 1) + 1;
-
-		memset(flipping->at, (int)(turn % 0x3f) + 1, PAGE);
-		if (point(flipping->fd, 0, 0))
-			break;
-	}
-	return NULL;
-}
-
-static void under_way(const char *how, void *(*other)(void *), const char *hole_us)
-{
-	unsigned char *at = arena(2);
-	struct flipping flipping = { window(CUTTLEFS_IOMMU_READ, 2, at, 2), at };
-	int bad = 0, shown = 0, gone = 0, nothing = 0;
-	pthread_t thread;
-
-	need(echo(hole_us, "/sys/module/cuttlefs_iommu/parameters/hole_us"), "hole_us");
-	register_window(flipping.fd);
-	atomic_store(&is_over, 0);
-	atomic_store(&turns, 0);
-	need(!pthread_create(&thread, NULL, other, &flipping), "a thread");
-	for (int i = 0; i < 40; i++) {
-		uint32_t before = atomic_load(&turns), after;
-		int has_shown = 0, has_gone = 0, has_nothing = 0;
-
-		reads(0);
-		after = atomic_load(&turns);
-		for (int k = 0; k < LEN; k++) {
-			int byte = bytes[k], is_good;
-
-			has_nothing |= byte == NOTHING || byte == FAULTED;
-			has_gone |= byte == MAGIC;
-			if (byte == NOTHING || byte == FAULTED || byte == MAGIC)
-				continue;
-			has_shown = 1;
-			if (other == flip) {
-				is_good = byte == 1 || byte == 2;
-			} else {
-				/* The byte may be of any turn that was not over when the transfer began. */
-				is_good = after - before >= 0x3e;
-				for (uint32_t turn = before; turn <= after && !is_good; turn++)
-					is_good = byte == (int)(turn % 0x3f) + 1;
-			}
-			bad += !is_good;
-		}
-		shown += has_shown;
-		gone += has_gone;
-		nothing += has_nothing;
-	}
-	atomic_store(&is_over, 1);
-	pthread_join(thread, NULL);
-	need(echo("0", "/sys/module/cuttlefs_iommu/parameters/hole_us"), "hole_us");
-	check(!bad, "%s: in 40 transfers no byte of another page (%u turns; the page in %d, magic in %d, a fault in %d)", how,
-	      atomic_load(&turns), shown, gone, nothing);
-	check(reads(1) == MAGIC && !status(flipping.fd).holes, "and no hole stays");
-	close(flipping.fd);
 	register_dmabuf(-1);
 	munmap(at, 2 * PAGE);
 }
@@ -694,10 +457,7 @@ int main(int count, char **arguments)
 	the_end_of_a_window();
 	two_windows();
 	the_driver_goes();
-	under_way("pages pointed again and again", flip, "0");
-	under_way("the same with holes of 2 ms", flip, "2000");
-	under_way("the kernel takes and gives", take_and_show, "0");
-	under_way("the same with holes of 2 ms", take_and_show, "2000");
+	pages_change_under_way();
 	random_requests(count > 1 ? (unsigned int)strtoul(arguments[1], NULL, 10) : (unsigned int)time(NULL));
 	printf("%d passed, %d failed\n", passed, failed);
 	return failed != 0;

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Runs in the guest, for kmod-test.sh: loads the modules, runs a program that makes windows, and checks the kernel's log.
-# usage: kmod-guest.sh FOLDER [PROGRAM [ARGUMENT]...]      FOLDER has the modules; without a program, its test/window_test
+# usage: kmod-guest.sh FOLDER PROGRAM [ARGUMENT]...      FOLDER has the modules
 set -u
 folder=$1
 shift
 # For programs that need other files of that directory.
 export KMOD_FOLDER=$folder
-(($#)) || set -- "$folder/test/window_test"
 # What the kernel says at its start is not of the modules; a debug kernel names there what it looks for.
 dmesg -C
 # Swap, so that pages can be taken.

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Builds kmod-iommu and runs its tests in virtual machines behind an Intel and an AMD IOMMU, with QEMU's edu as the device that does DMA.
-# usage: kmod-test.sh [-k VERSION] [-p "PROGRAM ARGUMENT..."] [intel|amd|intel-scalable]...     without names, the first two (about 90 s each on an
-#   idle machine)    -p  another program than window_test: `bench` is window_bench, everything else a command
+# Builds kmod-iommu and runs its tests in virtual machines behind an Intel and an AMD IOMMU, with QEMU's edu as the device that does DMA: the module,
+# the server's pages behind it, and the server's switch (kmod-tests.sh).
+# usage: kmod-test.sh [-k VERSION] [-p "PROGRAM ARGUMENT..."] [intel|amd|intel-scalable]...     without names, the first two (about two minutes each on
+#   an idle machine)    -p  instead of all tests a program: `module` is window_test, `bench` window_bench, everything else a command
+#   CUTTLEFS_BIN          a folder with cuttlefsd, for the switch (target/release)
 #   CUTTLEFS_VM_LIMIT_S   each machine's time (900); `-k debug` takes several times as long as another kernel
 # Last line: N passed, N failed.
 # Exit status 3: this machine can run no virtual machine.
@@ -28,8 +30,29 @@ trap 'rm -rf "$work"' EXIT
 for name in window_test window_bench; do
     cc -O1 -Wall -Wextra -Werror -pthread -o "$work/test/$name" "$work/test/$name.c" || exit 1
 done
-[[ $program == bench ]] && program=$work/test/window_bench
-read -r -a program <<<"$program"
+case $program in
+    module) program=("$work/test/window_test") ;;
+    bench) program=("$work/test/window_bench") ;;
+    ?*) read -r -a program <<<"$program" ;;
+    *)
+        set_features
+        say "building the server's tests"
+        # By package, so that cargo builds them as it does for the whole workspace.
+        built=$(cd "$ROOT" && cargo test --workspace --locked "${FEATURES[@]}" --lib --no-run --quiet --message-format=json) || die "the tests do not build"
+        binary=$(jq -r 'select(.executable != null and .profile.test and .target.name == "cuttlefs_server") | .executable' <<<"$built")
+        [[ -x $binary ]] || die "there is no test of cuttlefs-server"
+        program=(bash "$ROOT/scripts/vm/kmod-tests.sh" "$binary")
+        # The last part takes an RNIC, and so a kernel with soft-RoCE, which the debug kernel has not.
+        if ((!${#FEATURES[@]})); then
+            say "without the server's switch: no RDMA libraries; install $(rdma_lacks)"
+        elif [[ -z $(find "$kernel/lib/modules/" -name 'rdma_rxe.ko') ]]; then
+            say "without the server's switch: kernel $version has no soft-RoCE"
+        else
+            [[ -x $CUTTLEFS_BIN/cuttlefsd ]] || die "no cuttlefsd in $CUTTLEFS_BIN; build it (cargo build --release) or set CUTTLEFS_BIN"
+            program+=("$CUTTLEFS_BIN")
+        fi
+        ;;
+esac
 
 # Some tests cause faults of the device; the guest checks its log itself.
 passed=0 failed=0

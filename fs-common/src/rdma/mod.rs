@@ -35,8 +35,8 @@ pub use shared_receives::SharedReceiveQueue;
 pub use url::{Endpoint, EndpointError, Via};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionPlaces, CompletionQueue, ConnectOptions,
-    Connected, Device, DeviceFigures, FileAtomic, FileRead, FileTarget, FileValue, FileWrite, FlushReach,
-    HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, PagedAccess, Placement, PostError,
+    Connected, Device, DeviceFigures, DmaBufRegion, FileAtomic, FileRead, FileTarget, FileValue, FileWrite,
+    FlushReach, HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, PagedAccess, Placement, PostError,
     ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteRange,
     SGES_MAX, SendOp, SendWr, Sge, SgeList, TooManySges, WcStatus, WindowId, WrId,
 };

@@ -93,6 +93,14 @@ pub(super) fn silent_failure_is_heard(link: LinkKind) {
     assert_eq!(pair.c().state(), QpState::Error);
 }
 
+/// A memfd is no dma-buf. A device that has no use for dma-bufs says that, as soft-RoCE does.
+pub(super) fn what_is_no_dma_buf_is_refused(link: LinkKind) {
+    let half = Half::new(link, Access::ALL);
+    let refused = half.pd.register_dma_buf(half.mr.memory().fd(), 4096).err().expect("refused").to_string();
+    let has_none = link != LinkKind::Rdma || half.device.name().starts_with("rxe");
+    assert_eq!(refused.contains("registers no"), has_none, "{refused}");
+}
+
 pub(super) fn deregistered_memory_is_gone(link: LinkKind) {
     let pair = Pair::new(link);
     let memory = Arc::new(SharedMemory::new("late", 4096).expect("memory"));

@@ -28,7 +28,7 @@ mod windows;
 use abilities::{Ability, abilities_are_as_expected, has};
 use access::{
     access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
-    many_registrations_stay_reachable, refused, silent_failure_is_heard,
+    many_registrations_stay_reachable, refused, silent_failure_is_heard, what_is_no_dma_buf_is_refused,
 };
 use draining::{
     a_receive_whose_memory_was_let_go_of_takes_nothing, reads_into_memory_that_was_let_go_of_end,
@@ -361,6 +361,7 @@ suite!(
     deregistered_memory_is_gone,
     discarded_memory_is_still_the_regions,
     many_registrations_stay_reachable,
+    what_is_no_dma_buf_is_refused,
     message_too_long,
     messages_wait_for_receives,
     a_queue_takes_its_depth_whatever_the_provider_does_beside,

@@ -99,8 +99,9 @@ pub(super) struct ServeArgs {
     /// file, whatever its mode and his export. Without it reads over rdma:// are RPCs [default: `trust_clients` of cuttlefs.toml]
     #[arg(long)]
     trust_clients: bool,
-    /// Where trusted clients over rdma:// read pages: pinned (the server's frames), or odp (a window that each RNIC follows by on-demand
-    /// paging; slower, and for RNICs that have it: docs/rdma.md) [default: `page_window` of cuttlefs.toml, pinned]
+    /// Where trusted clients over rdma:// read pages: pinned (the server's frames), odp (a window that each RNIC follows by on-demand paging;
+    /// slower, and for RNICs that have it: docs/rdma.md), or iommu (a window that the IOMMU translates; for RNICs behind one, with kmod-iommu
+    /// loaded: docs/kmod-iommu.md) [default: `page_window` of cuttlefs.toml, pinned]
     #[arg(long, value_enum, value_name = "WINDOW")]
     page_window: Option<WindowKind>,
     /// Stop when standard input ends: for a program that starts a server and may be killed, which closes its pipe
@@ -197,6 +198,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
     let parts =
         Parts { meta, data: opened.data_files().clone(), devices, clock, random: Arc::new(SystemRandom) };
+    let page_window = args.page_window.unwrap_or(config.server.page_window);
     let options = ServeOptions {
         memory_bytes: memory,
         listen,
@@ -213,7 +215,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         sum_cache_bytes: usize::try_from(args.checksum_cache.0).context("--checksum-cache is too large")?,
         durable_answers: durability == Durability::Ack,
         trust_clients,
-        page_window: args.page_window.unwrap_or(config.server.page_window),
+        page_window,
     };
     let running = RunningServer::start(parts, options)?;
     made_key.stay();
@@ -225,6 +227,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         pages = opened.pages(),
         memory = %ByteSize(running.server().files.pages().frames().memory().len() as u64),
         region = %policy,
+        page_window = %page_window,
         %durability,
         workers,
         worker_threads,

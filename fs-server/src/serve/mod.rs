@@ -394,7 +394,7 @@ fn build(
     let (kind, trusted) = (options.page_window, options.trust_clients);
     let window = page_window::make(kind, trusted, options.policy, &devices, pool_pages, pages.frames())?;
     let pages = match &window {
-        Some(window) => pages.with_window(Box::new(window.clone())),
+        Some(window) => pages.with_window(window.pointing()),
         None => pages,
     };
     let files = Files::new(FilesConfig::default(), Arc::new(pages), space, committed, random.clone())

@@ -45,7 +45,9 @@ mod target;
 pub use connect::{ConnectOptions, Connected, HELLO_WAIT, Incoming, Listener, RdmaError};
 pub use device::{Capabilities, Device, DeviceFigures, LinkKind};
 pub(in crate::rdma) use queue::no_chains;
-pub use queue::{CompletionPlaces, CompletionQueue, MemoryRegion, ProtectionDomain, QpConfig, QueuePair};
+pub use queue::{
+    CompletionPlaces, CompletionQueue, DmaBufRegion, MemoryRegion, ProtectionDomain, QpConfig, QueuePair,
+};
 pub use request::{
     Access, Completion, CompletionKind, FlushReach, PagedAccess, Placement, PostError, QpState, RecvWr,
     Remote, SendOp, SendWr, Sge, WcStatus, WrId,

@@ -3,7 +3,7 @@
 use super::connect::{ConnectOptions, Connected, Listener, RdmaError};
 use super::device::LinkKind;
 use super::request::{Access, Completion, FlushReach, PagedAccess, PostError, QpState, RecvWr, SendWr, Sge};
-use super::target::{RegionOwner, WindowId};
+use super::target::{RegionOwner, RemoteRange, WindowId};
 use crate::ids::{Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
 use crate::memory::paged::PagedMemory;
@@ -51,6 +51,13 @@ pub trait MemoryRegion: Send + Sync {
     fn sge(&self, offset: u64, len: u32) -> Sge {
         Sge { lkey: self.lkey(), offset: self.first_address() + offset, len }
     }
+}
+
+/// A dma-buf that is registered for peers' READs, after `ibv_reg_dmabuf_mr`: addresses of the RNIC's that another driver gives, with no memory of this
+/// process behind them. Deregistered when the last reference is dropped; until then the dma-buf stays, whoever closes its descriptor.
+pub trait DmaBufRegion: Send + Sync {
+    /// Where peers READ it.
+    fn range(&self) -> RemoteRange;
 }
 
 /// Sizes of a queue pair's queues, and its completion queues.
@@ -248,6 +255,19 @@ pub trait ProtectionDomain: Send + Sync {
             memory.translated().len() / crate::ids::PAGE_SIZE_U64
         )))
     }
+    /// Registers the first `len` bytes of a dma-buf for peers' READs.
+    ///
+    /// # Errors
+    /// `Unsupported` if the device registers no dma-bufs; `RdmaError` if it refuses this one.
+    fn register_dma_buf(
+        &self,
+        dma_buf: BorrowedFd<'_>,
+        len: u64,
+    ) -> Result<Arc<dyn DmaBufRegion>, RdmaError> {
+        let _ = (dma_buf, len);
+        Err(RdmaError::Unsupported("this device is no hardware, and registers no dma-bufs".to_owned()))
+    }
+
     /// Receives that queue pairs of this domain can share, `depth` of them, of up to `max_sges` local ranges each.
     ///
     /// # Errors

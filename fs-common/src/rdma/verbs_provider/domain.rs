@@ -6,9 +6,9 @@ use super::cq::{Promise, VerbsCq};
 use super::hello::{Answer, Ask, NO_KEY, Refusal};
 use super::listen::VerbsListener;
 use super::queue::{Parts, VerbsQp};
-use super::regions::{Regions, VerbsMr};
+use super::regions::{Regions, VerbsDmaBuf, VerbsMr};
 use super::shared_receives::VerbsSrq;
-use super::sys::{Capacities, Event, Happened, Id, Mr, Pd, Rights};
+use super::sys::{Capacities, DmaBufMr, Event, Happened, Id, Mr, Pd, Rights};
 use super::{Shared, address_of, another_device};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
@@ -16,13 +16,14 @@ use crate::rdma::peer::PeerIdentity;
 use crate::rdma::shared_receives::SharedReceiveQueue;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
-    Access, CompletionQueue, ConnectOptions, Connected, FlushReach, Listener, MemoryRegion, ProtectionDomain,
-    QpConfig, QueuePair, RdmaError, WindowId,
+    Access, CompletionQueue, ConnectOptions, Connected, DmaBufRegion, FlushReach, Listener, MemoryRegion,
+    ProtectionDomain, QpConfig, QueuePair, RdmaError, WindowId,
 };
 use crate::size::ByteSize;
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use std::time::{Duration, Instant};
@@ -378,6 +379,29 @@ impl ProtectionDomain for VerbsPd {
         let is_memory = domain.by_cache_lines();
         let wanted = if is_memory { FlushReach::Persistence } else { FlushReach::Visibility };
         self.register_upto(memory, access, wanted)
+    }
+
+    fn register_dma_buf(
+        &self,
+        dma_buf: BorrowedFd<'_>,
+        len: u64,
+    ) -> Result<Arc<dyn DmaBufRegion>, RdmaError> {
+        let name = self.device.name();
+        let bytes =
+            usize::try_from(len).map_err(|_| RdmaError::Unsupported(format!("{len} bytes are too many")))?;
+        match DmaBufMr::new(&self.pd, dma_buf, bytes) {
+            Ok(registered) => Ok(Arc::new(VerbsDmaBuf { registered, len })),
+            // An older library, a provider without the call, a driver without it.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP)) => {
+                Err(RdmaError::Unsupported(format!(
+                    "{name} registers no dma-bufs, since its driver or libibverbs lacks ibv_reg_dmabuf_mr ({error})"
+                )))
+            }
+            Err(source) => {
+                let what = format!("{} with {name}", ByteSize(len));
+                Err(RdmaError::Io { action: "register a dma-buf of", endpoint: what, source })
+            }
+        }
     }
 
     fn create_shared_receives(

@@ -1,10 +1,10 @@
 //! The registrations of one protection domain, by key. Posts that copy bytes find their memory here.
 
 use super::Shared;
-use super::sys::Mr;
+use super::sys::{DmaBufMr, Mr};
 use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
-use crate::rdma::verbs::{FlushReach, MemoryRegion};
+use crate::rdma::verbs::{DmaBufRegion, FlushReach, MemoryRegion, RemoteRange};
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,5 +81,17 @@ impl Drop for VerbsMr {
         // Waits for posts that copy. The RNIC deregisters after this, so it cannot have given the key to another region yet.
         self.regions.0.write().remove(&self.main.lkey());
         self.device.pinned_bytes.fetch_sub(self.pinned, Ordering::Relaxed);
+    }
+}
+
+/// A registered dma-buf. Nothing of it is pinned by this process, and no post copies from it.
+pub(super) struct VerbsDmaBuf {
+    pub(super) registered: DmaBufMr,
+    pub(super) len: u64,
+}
+
+impl DmaBufRegion for VerbsDmaBuf {
+    fn range(&self) -> RemoteRange {
+        RemoteRange { rkey: Rkey(self.registered.rkey()), first_address: 0, len: self.len }
     }
 }

@@ -1,6 +1,6 @@
 //! libibverbs and librdmacm, with owners for their objects, and errors instead of numbers. All `unsafe` code of this provider is here and in its
-//! parts: `address`, `channel` (what happens to connections), `cq`, `id` (connections and their queue pairs), `mr` (registered memory), `mw` (memory
-//! windows), `posted` (work requests), `srq` (shared receive queues).
+//! parts: `address`, `channel` (what happens to connections), `cq`, `dma_buf` (registered dma-bufs), `id` (connections and their queue pairs), `mr`
+//! (registered memory), `mw` (memory windows), `posted` (work requests), `srq` (shared receive queues).
 //!
 //! # Invariants
 //! * Each object is destroyed once, after all objects that were made with it: each owner holds the owners of what it needs.
@@ -11,6 +11,7 @@
 mod address;
 mod channel;
 mod cq;
+mod dma_buf;
 mod id;
 mod mr;
 mod mw;
@@ -20,6 +21,7 @@ mod srq;
 use crate::rdma::verbs::SGES_MAX;
 pub(super) use channel::{Channel, Event, Happened};
 pub(super) use cq::{Cq, Entries, POLLED, Wc};
+pub(super) use dma_buf::DmaBufMr;
 pub(super) use ffi::ibv_wc_status as status;
 pub(super) use id::{Capacities, Id, RETRIES, ReadDepth};
 pub(super) use mr::{Mr, Mrs, Rights};

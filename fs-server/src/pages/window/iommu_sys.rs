@@ -1,5 +1,6 @@
 //! The calls of `/dev/cuttlefs_iommu` (kmod-iommu/cuttlefs_iommu.h), with owned descriptors and errors. All unsafe code of these windows is here.
 
+use super::pci_address::PciAddress;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::io;
 
@@ -50,23 +51,33 @@ struct Point {
 }
 const _: () = assert!(size_of::<Point>() == 16);
 
+/// `struct cuttlefs_iommu_status`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Status {
+    iova: u64,
+    pages: u32,
+    arena_pages: u32,
+    shown: u32,
+    holes: u32,
+    has_device: u32,
+    unused: u32,
+    pointed: u64,
+    taken: u64,
+    invalidations: u64,
+}
+const _: () = assert!(size_of::<Status>() == 56);
+
 /// `_IOC` of the kernel's `asm-generic/ioctl.h`, with type 'c'.
 const fn command(direction: u64, number: u64, size: usize) -> u64 {
     direction << 30 | (size as u64) << 16 | (b'c' as u64) << 8 | number
 }
+const READ: u64 = 2;
 const WRITE_READ: u64 = 3;
 const CREATE: u64 = command(WRITE_READ, 0x90, size_of::<Create>());
 const POINT: u64 = command(WRITE_READ, 0x91, size_of::<Point>());
 const EXPORT: u64 = command(0, 0x92, 0);
-
-/// The location of a PCI device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) segment: u32,
-    pub(super) bus: u32,
-    /// 8 times the device, plus the function.
-    pub(super) devfn: u32,
-}
+const STATUS: u64 = command(READ, 0x93, size_of::<Status>());
 
 /// The memory whose pages windows show.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +97,7 @@ fn call(file: BorrowedFd<'_>, command: u64, argument: *mut libc::c_void) -> io::
 /// follows the mapping.
 pub(super) fn create(
     file: BorrowedFd<'_>,
-    place: Place,
+    device: PciAddress,
     pages: u32,
     arena: Arena,
     magic: &[u8; 4096],
@@ -94,9 +105,9 @@ pub(super) fn create(
     let mut create = Create {
         abi: ABI,
         kind: KIND_READ,
-        pci_segment: place.segment,
-        pci_bus: place.bus,
-        pci_devfn: place.devfn,
+        pci_segment: device.segment,
+        pci_bus: device.bus,
+        pci_devfn: device.devfn,
         pages,
         arena: arena.base as u64,
         arena_pages: arena.pages,
@@ -119,4 +130,11 @@ pub(super) fn export(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let fd = call(file, EXPORT, std::ptr::null_mut())?;
     // SAFETY: the call made the descriptor for its caller, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// How many pages of the window show a page of the arena.
+pub(super) fn shown(file: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut status = Status::default();
+    call(file, STATUS, (&raw mut status).cast())?;
+    Ok(status.shown)
 }

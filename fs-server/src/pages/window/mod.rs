@@ -4,7 +4,8 @@
 //! server points the window's pages as the residency table's entries move (`following`). Without a window an RNIC has the frames themselves, pinned,
 //! in their order, and initiators look up a page's frame in the table; then this module is not used.
 //!
-//! There are two kinds of windows: by on-demand paging (`odp`), and by the IOMMU (`iommu`).
+//! There are two kinds of windows: by on-demand paging (`odp`), and by the IOMMU (`iommu`, which takes the RNIC's `pci_address`). A server has one of
+//! them at most ([`ServedWindow`]).
 //!
 //! # What an initiator may believe
 //! The bytes that it READ are the page if the page's residency entry, READ before and after the bytes, is the same and even, **and** no 32 aligned
@@ -18,14 +19,19 @@ mod following;
 pub mod iommu;
 mod iommu_sys;
 mod odp;
+/// The PCI device of an RNIC.
+pub mod pci_address;
 #[cfg(test)]
 mod tests;
 
 pub(super) use following::Following;
 
 use cuttlefs_common::ids::{FrameIndex, PoolPage};
+use cuttlefs_common::memory::PointedMemory;
+use iommu::IommuWindow;
 use serde::Deserialize;
 use std::fmt::{self, Debug};
+use std::sync::Arc;
 
 /// What RNICs of trusted clients READ bytes of pages from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -36,6 +42,8 @@ pub enum WindowKind {
     Pinned,
     /// A window that the RNICs follow by on-demand paging.
     Odp,
+    /// A window that the IOMMU translates, by kmod-iommu.
+    Iommu,
 }
 
 impl fmt::Display for WindowKind {
@@ -43,7 +51,51 @@ impl fmt::Display for WindowKind {
         f.write_str(match self {
             Self::Pinned => "pinned",
             Self::Odp => "odp",
+            Self::Iommu => "iommu",
         })
+    }
+}
+
+/// The window that a server has. [`WindowKind::Pinned`] has none.
+#[derive(Clone, Debug)]
+pub enum ServedWindow {
+    /// Of [`WindowKind::Odp`].
+    Odp(Arc<PointedMemory>),
+    /// Of [`WindowKind::Iommu`].
+    Iommu(Arc<IommuWindow>),
+}
+
+impl ServedWindow {
+    /// Its kind.
+    pub fn kind(&self) -> WindowKind {
+        match self {
+            Self::Odp(_) => WindowKind::Odp,
+            Self::Iommu(_) => WindowKind::Iommu,
+        }
+    }
+
+    /// What points its pages.
+    pub fn pointing(&self) -> Box<dyn PageWindow> {
+        match self {
+            Self::Odp(window) => Box::new(window.clone()),
+            Self::Iommu(window) => Box::new(window.clone()),
+        }
+    }
+
+    /// The number of pages that it shows now.
+    pub fn shown(&self) -> usize {
+        match self {
+            Self::Odp(window) => window.shown(),
+            Self::Iommu(window) => window.shown(),
+        }
+    }
+
+    /// The number of pages that it may show at once.
+    pub fn room(&self) -> usize {
+        match self {
+            Self::Odp(window) => window.room(),
+            Self::Iommu(window) => window.room(),
+        }
     }
 }
 

@@ -94,7 +94,7 @@ fn page_window(server: &Server) -> Value {
     }
     match &server.page_window {
         Some(window) => json!({
-            "kind": WindowKind::Odp.to_string(),
+            "kind": window.kind().to_string(),
             "shown_pages": window.shown(),
             "shown_pages_bound": window.room(),
             "is_lost": !server.files.pages().shows_window(),
