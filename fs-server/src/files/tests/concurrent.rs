@@ -1,4 +1,4 @@
-//! Readers of all three kinds against writers, eviction, write-back, truncation and reuse, on real threads.
+//! Readers of all three kinds against writers, eviction, write-back, truncation, moves and reuse, on real threads.
 //!
 //! Every page is written whole, as one word repeated: file, page and version. A copy that mixes two versions, two
 //! files or two pages shows at once. `floor` holds, for each page, the version of the last write that returned; a
@@ -8,7 +8,7 @@ use super::harness::Storage;
 use super::harness::{punch_hole, write};
 use super::records::inode;
 use crate::files::{FileRegion, Files};
-use crate::files::{WriteAt, fetch, reap, truncate, write_back_all};
+use crate::files::{WriteAt, defragment, fetch, reap, truncate, write_back_all};
 use crate::pages::Frames;
 use crate::pages::{Sink, Source};
 use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PAGE_SIZE_U64};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const POOL_PAGES: u64 = 80;
+const POOL_PAGES: u64 = 100;
 const FRAMES: u64 = 19;
 const FILES: u64 = 3;
 const FILE_PAGES: u64 = 24;
@@ -35,6 +35,8 @@ struct World {
     stop: AtomicBool,
     /// Pages read from frames, by kind of reader, so that a run that tested nothing fails.
     hits: [AtomicU64; 3],
+    /// Pages that were moved.
+    moved: AtomicU64,
 }
 
 fn word(ino: u64, page: u64, version: u64) -> u64 {
@@ -161,6 +163,20 @@ impl World {
         }
     }
 
+    /// Moves pages of the files to fewer runs.
+    fn mover(&self, seed: u64) {
+        let (files, disk) = (&*self.storage.files, &self.storage.disk.clone());
+        let random = SeededRandom::new(seed);
+        while self.running() {
+            let (ino, page) = (1 + random.next_u64() % FILES, random.next_u64() % FILE_PAGES);
+            match block_on(defragment(files, disk, &self.storage.file(ino), FilePage(page))) {
+                Ok(moved) => _ = self.moved.fetch_add(moved.pages, Ordering::Relaxed),
+                Err(status) => assert_eq!(status, Status::NoSpace),
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn fetcher(&self, seed: u64) {
         let (files, disk) = (&*self.storage.files, &self.storage.disk.clone());
         let random = SeededRandom::new(seed);
@@ -263,6 +279,7 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         floors: (0..=FILES).map(|_| (0..FILE_PAGES).map(|_| AtomicU64::new(0)).collect()).collect(),
         stop: AtomicBool::new(false),
         hits: Default::default(),
+        moved: AtomicU64::new(0),
     };
     // Open files are not removed from memory.
     let held: Vec<Arc<FileRegion>> = (1..=FILES).map(|ino| world.storage.file(ino)).collect();
@@ -274,6 +291,7 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         }
         threads.push(scope.spawn(move || world.churner(seed ^ 10)));
         threads.push(scope.spawn(move || world.background()));
+        threads.push(scope.spawn(move || world.mover(seed ^ 15)));
         threads.push(scope.spawn(move || world.fetcher(seed ^ 20)));
         threads.push(scope.spawn(move || world.target_reader(seed ^ 30)));
         threads.push(scope.spawn(move || world.initiator(seed ^ 40)));
@@ -287,8 +305,9 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         world.stop.store(true, Ordering::Relaxed);
     });
     let files: &Files = &world.storage.files;
-    println!("{:?} {:?}", world.hits, files.figures());
+    println!("{:?} {:?} {:?}", world.hits, world.moved, files.figures());
     assert!(world.hits.iter().all(|hits| hits.load(Ordering::Relaxed) > 100), "some reader hit nothing");
+    assert!(world.moved.load(Ordering::Relaxed) > 20, "hardly a page was moved");
     drop(held);
     world.storage.check();
     block_on(write_back_all(files, &world.storage.disk)).expect("durable");
