@@ -71,6 +71,7 @@ rpc_kinds! {
     "grant_write" => Request::GrantWrite { .. },
     "return_grant" => Request::ReturnGrant { .. },
     "changes" => Request::Changes { .. },
+    "defragment" => Request::Defragment { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

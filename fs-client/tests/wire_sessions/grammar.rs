@@ -33,7 +33,7 @@ kinds! {
     Attach, Heartbeat, Detach, Reclaim, Lookup, GetAttr, SetAttr, Make, Create, Link, Unlink, Rmdir, Rename, ReadLink, ReadDir,
     Open, Close, Layout, Fetch, Write, Sync, Allocate, Seek, CopyRange, GetXattr, ListXattr, SetXattr, RemoveXattr, StatFs,
     Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, Restore,
-    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant, Changes,
+    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant, Changes, Defragment,
 }
 
 impl Kind {
@@ -77,6 +77,7 @@ impl Kind {
             K::ReclaimLocks => matches!(reply, R::LocksReclaimed(_)),
             K::Restore => matches!(reply, R::Restored { .. }),
             K::Changes => matches!(reply, R::Changes(_)),
+            K::Defragment => matches!(reply, R::Moved { .. }),
         }
     }
 }
@@ -373,6 +374,10 @@ impl Grammar<'_> {
                 Request::ReturnGrant { filekey: self.filekey(), offset: dice.offset(), len: dice.len() }
             }
             Kind::Changes => Request::Changes { inodes: self.some(2000, || self.ino()) },
+            Kind::Defragment => {
+                let first_page = FilePage(if dice.chance(50) { 0 } else { dice.edge() });
+                Request::Defragment { filekey: self.filekey(), first_page }
+            }
         };
         let mut body = vec![0; 64 << 10];
         let len = request.encode(&mut body).expect("what is drawn fits a message");

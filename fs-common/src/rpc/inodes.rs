@@ -61,6 +61,7 @@ impl Request<'_> {
             | Request::OpenRegion { .. }
             | Request::GrantWrite { .. }
             | Request::ReturnGrant { .. }
+            | Request::Defragment { .. }
             | Request::StatFs
             | Request::Status => {}
         }
@@ -98,6 +99,7 @@ impl Reply<'_> {
             | Reply::Restored { .. }
             | Reply::Bound(_)
             | Reply::Changes(_)
+            | Reply::Moved { .. }
             | Reply::Status(_) => {}
         }
     }

@@ -194,6 +194,13 @@ pub enum Reply<'a> {
     Bound(RegionKey),
     /// Changes: for each inode its change counter; `None`: there is no such inode.
     Changes(Vec<Option<u64>>),
+    /// Defragment.
+    Moved {
+        /// Pages that were moved.
+        pages: u64,
+        /// The page at which the next step begins; `None`: that was the last one.
+        next: Option<FilePage>,
+    },
 }
 
 impl<'a> Reply<'a> {

@@ -381,6 +381,14 @@ pub enum Request<'a> {
         /// Inodes, at most [`CHANGES_MAX`](crate::rpc::CHANGES_MAX).
         inodes: Vec<InodeNo>,
     },
+    /// Moves some pages of a file to fewer places of the pool (FileMR section 2.3): the first ones at or behind `first_page` that have a better place.
+    /// The contents stay, and all that is open.
+    Defragment {
+        /// Open file, with the right to write.
+        filekey: FileKey,
+        /// The page to begin at: 0, then what the reply to the step before says.
+        first_page: FilePage,
+    },
 }
 
 impl<'a> Request<'a> {

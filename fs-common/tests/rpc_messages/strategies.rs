@@ -379,6 +379,9 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
             .prop_map(|(filekey, (offset, len))| Request::ReturnGrant { filekey, offset, len })
             .boxed(),
         vec(ino(), 0..5).prop_map(|inodes| Request::Changes { inodes }).boxed(),
+        (filekey(), any::<u64>())
+            .prop_map(|(filekey, page)| Request::Defragment { filekey, first_page: FilePage(page) })
+            .boxed(),
     ])
 }
 
@@ -464,5 +467,8 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
         any::<bool>().prop_map(|lost| Reply::Restored { lost }).boxed(),
         region_key().prop_map(Reply::Bound).boxed(),
         vec(any::<Option<u64>>(), 0..5).prop_map(Reply::Changes).boxed(),
+        any::<(u64, Option<u64>)>()
+            .prop_map(|(pages, next)| Reply::Moved { pages, next: next.map(FilePage) })
+            .boxed(),
     ])
 }

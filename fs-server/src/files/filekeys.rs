@@ -121,6 +121,8 @@ impl FileKeys {
                 break key;
             }
         };
+        #[cfg(test)]
+        file.state_mut().table.bind(key);
         tables.bindings.insert(key, Binding { owner, rights, part, file, _place: place });
         tables.of_owner.entry(owner).or_default().insert(key);
         Ok(key)

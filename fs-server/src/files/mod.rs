@@ -16,6 +16,8 @@ mod bound_regions;
 mod changed;
 /// Copies within the server.
 mod copy;
+/// Moves of a file's pages to fewer places of the pool.
+mod defragment;
 /// Pages that leave a file.
 mod detach;
 /// One-sided writes past the CPU, for comparison.
@@ -67,6 +69,9 @@ mod seek;
 mod steps;
 /// Target translation for the NIC engine.
 mod target;
+/// What an RNIC's translation would hear of.
+#[cfg(test)]
+mod translation;
 /// Changes of length.
 mod truncate;
 /// Writes.
@@ -82,6 +87,7 @@ pub use allocate::allocate_for;
 pub use bound_regions::RegionFacts;
 pub use changed::Changed;
 pub use copy::{Copied, copy_range};
+pub use defragment::{Moved, defragment};
 pub use fetch::fetch;
 pub use file_region::FileRegion;
 pub use filekeys::{FilePart, KeyedFile};
@@ -491,6 +497,8 @@ impl Files {
     /// Ends what a filekey had that is unbound.
     fn closed(&self, filekey: FileKey, file: Arc<FileRegion>) -> ClosedRegion {
         let ino = file.ino();
+        #[cfg(test)]
+        file.state_mut().table.translation.cm_destroy(filekey);
         file.end_grants_of(filekey);
         drop(file);
         ClosedRegion { ino, last: self.active.close(ino) == 0 }

@@ -140,6 +140,8 @@ pub(crate) struct RangeTable {
     allocated: u64,
     fresh_pages: u64,
     fresh_starts: BTreeSet<u64>,
+    #[cfg(test)]
+    pub(super) translation: super::translation::Translation,
 }
 
 impl RangeTable {
@@ -215,6 +217,21 @@ impl RangeTable {
         self.fresh_starts.iter().map(|first| self.pieces[first]).collect()
     }
 
+    /// A filekey of the file was bound.
+    #[cfg(test)]
+    pub(super) fn bind(&mut self, key: cuttlefs_common::ids::FileKey) {
+        self.translation.cm_bind(key);
+        self.translation.cm_init(key, self.pieces.values().copied());
+    }
+
+    /// Pages have this place from now on.
+    #[cfg(test)]
+    fn tell_placed(&mut self, piece: &Piece) {
+        if piece.state.has_bytes() {
+            self.translation.cm_update(piece);
+        }
+    }
+
     /// All pieces, in file order.
     #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = Piece> + '_ {
@@ -231,6 +248,8 @@ impl RangeTable {
             piece.end()
         );
         self.put_merged(piece);
+        #[cfg(test)]
+        self.tell_placed(&piece);
     }
 
     /// Changes the state of every mapped page of `[first, end)`; holes stay holes.
@@ -238,6 +257,8 @@ impl RangeTable {
         for mut piece in self.remove(first, end) {
             piece.state = state;
             self.put_merged(piece);
+            #[cfg(test)]
+            self.tell_placed(&piece);
         }
     }
 
@@ -259,6 +280,8 @@ impl RangeTable {
                 self.put(right);
             }
         }
+        #[cfg(test)]
+        inside.iter().for_each(|piece| self.translation.cm_invalidate(piece.first, piece.end()));
         inside
     }
 

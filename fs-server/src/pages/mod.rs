@@ -40,6 +40,8 @@ pub mod model;
 pub mod policy;
 /// Reads of resident pages and of pages on SSD.
 mod read;
+/// Pages that get other places in the pool.
+mod relocate;
 /// Changes of residency entries.
 mod residency;
 /// The search for rotten pages.
@@ -62,6 +64,7 @@ pub(crate) use change::{Base, NewBytes, PageChange, PageOwner};
 pub(crate) use frames::{Pins, PrivateFrame};
 pub(crate) use hot_units::HotUnit;
 pub(crate) use read::PageRead;
+pub(crate) use relocate::PageMove;
 pub(crate) use view::PageView;
 
 use crate::pool::space::Run;
@@ -152,6 +155,8 @@ counters! {
     direct_writes,
     /// Read because a write overwrote a part of them.
     read_modify_writes,
+    /// Copied to another place of the pool.
+    relocated,
     /// Read from frames by the NIC engine.
     target_hits,
     /// Answered by the NIC engine with the magic pattern.

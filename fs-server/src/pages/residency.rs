@@ -148,6 +148,26 @@ impl Residency {
             }
         }
     }
+
+    /// Has a page take the place of another one whose bytes the SSD has at both: the frame of the old page is the new one's. The versions of both move,
+    /// so that readers of the old page do not accept its frame. If there is a window, it is settled before the pages' locks are released.
+    pub(crate) fn relocate(&self, from: PoolPage, to: PoolPage) {
+        let (old, new) = (self.table.begin_change(from), self.table.begin_change(to));
+        assert!(!old.is_dirty(), "pool page {from} is dirty and cannot be moved");
+        assert!(!new.is_resident(), "pool page {to} is no new place: it is in a frame");
+        self.table.end_change(from, FrameIndex::MAGIC, false);
+        if !old.is_resident() {
+            return self.table.end_change(to, FrameIndex::MAGIC, false);
+        }
+        if let Some(following) = &self.following {
+            following.before_publish(to);
+        }
+        self.frames.set_owner(old.frame(), to);
+        self.table.end_change(to, old.frame(), false);
+        if let Some(following) = &self.following {
+            following.hand_over(from, to, old.frame());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -183,6 +203,39 @@ mod tests {
         assert!(residency.load(page).is_changing());
         residency.end_direct_write(page);
         assert_eq!(residency.load(page), ResidencyEntry::new(FrameIndex::MAGIC, 10, false));
+    }
+
+    #[test]
+    fn a_frame_goes_with_its_page() {
+        let residency = residency();
+        let (from, to) = (PoolPage(4), PoolPage(7));
+        residency.relocate(from, to);
+        let magic = |seq| ResidencyEntry::new(FrameIndex::MAGIC, seq, false);
+        assert_eq!(
+            (residency.load(from), residency.load(to)),
+            (magic(2), magic(2)),
+            "of pages on SSD as well"
+        );
+        let frame = residency.frames().take().expect("free");
+        let index = frame.index();
+        residency.publish(from, frame, false);
+        residency.relocate(from, to);
+        assert_eq!(
+            (residency.load(from), residency.load(to)),
+            (magic(6), ResidencyEntry::new(index, 4, false))
+        );
+        assert_eq!((residency.frames().owner(index), residency.frames().free()), (Some(to), 1));
+        residency.relocate(to, from);
+        residency.vacate(from);
+        assert_eq!((residency.frames().owner(index), residency.frames().free()), (None, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "dirty")]
+    fn a_page_that_the_ssd_does_not_have_stays() {
+        let residency = residency();
+        residency.publish(PoolPage(4), residency.frames().take().expect("free"), true);
+        residency.relocate(PoolPage(4), PoolPage(7));
     }
 
     #[test]

@@ -178,6 +178,27 @@ impl Space {
         Ok(state.take(pages, near))
     }
 
+    /// Looks for places for `pages` pages as `allocate` does, and allocates the first pages of the first run only: as many as `keep` says of the runs.
+    /// Nobody else finds the other pages missing meanwhile. `None` if too few are free, or `keep` says 0.
+    pub fn allocate_first(
+        &self,
+        pages: u64,
+        near: Option<PoolPage>,
+        keep: impl FnOnce(&[Run]) -> u64,
+    ) -> Option<Run> {
+        let mut state = self.state.lock();
+        if pages == 0 || pages > state.free {
+            return None;
+        }
+        let mut runs = state.take(pages, near);
+        let len = keep(&runs).min(runs[0].len);
+        let kept = Run { len, ..runs[0] };
+        runs[0] = Run { first: kept.end(), len: runs[0].len - len };
+        state.set(&runs, false);
+        state.check();
+        (len > 0).then_some(kept)
+    }
+
     /// Gives back pages that no metadata has and no IO touched since they were allocated. They are free at once.
     pub fn give_back(&self, runs: &[Run]) {
         let mut state = self.state.lock();

@@ -51,6 +51,27 @@ fn goes_on_where_the_file_ends() {
 }
 
 #[test]
+fn the_first_pages_of_a_place_for_more() {
+    let space = space(100, [(20, 1), (50, 1)]);
+    let mut seen = Vec::new();
+    let first = space.allocate_first(45, Some(PoolPage(60)), |runs| {
+        seen = runs.to_vec();
+        8
+    });
+    assert_eq!((first, &seen[..]), (Some(run(60, 8)), &[run(60, 40), run(51, 5)][..]));
+    assert_eq!(space.figures(), figures(90, 10, 0));
+    assert_eq!(
+        space.allocate_first(30, None, |runs| runs[0].len + 1),
+        Some(run(68, 30)),
+        "no more than there is"
+    );
+    for (pages, kept) in [(60, 0), (61, 1), (0, 1)] {
+        assert_eq!(space.allocate_first(pages, None, |_| kept), None, "{pages} {kept}");
+    }
+    assert_eq!((space.free_runs(), space.figures()), (4, figures(60, 40, 0)));
+}
+
+#[test]
 fn what_is_free_or_about_to_be_is_not_used() {
     let space = space(100, [(10, 20)]);
     let is_used = |pages: &[u64]| pages.iter().map(|page| space.is_used(PoolPage(*page))).collect::<Vec<_>>();

@@ -21,6 +21,7 @@
 //! | SetLock | the file open; of a range, exclusive: for writing, shared: for reading |
 //! | Layout, Fetch, Write, Allocate, Restore, Seek, CopyRange, one-sided reads | the rights its file was opened with |
 //! | Bind, BindAgain, GrantWrite, ReturnGrant, one-sided writes | the same; Bind: at least those of the key |
+//! | Defragment | write, on a file that it has opened whole |
 //! | OpenRegion | a key of a binding that is there; as Open; an export that is the pool's or the binder's directory |
 //! | Close, Unbind, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, ShareCounters, Heartbeat | the session they are about |
 //! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
@@ -102,6 +103,7 @@ impl Judge<'_> {
             | Request::Restore { .. }
             | Request::Seek { .. }
             | Request::CopyRange { .. }
+            | Request::Defragment { .. }
             | Request::SetLock { .. }
             | Request::TestLock { .. } => Ok(()),
             // Judged entry by entry, in their handlers.

@@ -30,6 +30,7 @@ pub(crate) fn is_mutation(request: &Request<'_>) -> bool {
         | Request::CopyRange { .. }
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. }
+        | Request::Defragment { .. }
         | Request::GrantWrite { .. } => true,
         Request::OpenRegion { key } => key.rights.write,
         Request::Open { truncate, rights, .. } => *truncate || rights.write,

@@ -1,4 +1,4 @@
-//! Readers of all three kinds against writers, eviction, write-back, truncation and reuse, on real threads. The writer of the first file writes
+//! Readers of all three kinds against writers, eviction, write-back, truncation, moves and reuse, on real threads. The writer of the first file writes
 //! one-sidedly, under grants that its cuts and holes end.
 //!
 //! Every page is written whole, as one word repeated: file, page and version. A copy that mixes two versions, two
@@ -9,7 +9,7 @@ use super::harness::Storage;
 use super::harness::{punch_hole, write};
 use super::records::inode;
 use crate::files::{FileRegion, Files, Grantee, OpenedRegion};
-use crate::files::{WriteAt, fetch, grant_write, reap, return_grant, truncate, write_back_all};
+use crate::files::{WriteAt, defragment, fetch, grant_write, reap, return_grant, truncate, write_back_all};
 use crate::pages::Frames;
 use crate::pages::{Sink, Source};
 use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PAGE_SIZE_U64};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const POOL_PAGES: u64 = 80;
+const POOL_PAGES: u64 = 100;
 const FRAMES: u64 = 19;
 const FILES: u64 = 3;
 const FILE_PAGES: u64 = 24;
@@ -35,6 +35,8 @@ const GRANTED_OWNER: RegionOwner = RegionOwner(2);
 const STEPS: u64 = 20_000;
 /// Pages that each kind of reader and writer has to see before the writers end, however slow the others are.
 const HITS: u64 = 100;
+/// Pages that have to be moved before the writers end.
+const MOVES: u64 = 20;
 
 struct World {
     storage: Storage,
@@ -44,6 +46,8 @@ struct World {
     until: Option<Instant>,
     /// Pages read from frames, by kind of reader, and pages written one-sidedly, so that a run that tested nothing goes on or fails.
     hits: [AtomicU64; 4],
+    /// Pages that were moved.
+    moved: AtomicU64,
 }
 
 /// Ends the run when its thread panics: the others may wait for what that thread does.
@@ -103,7 +107,10 @@ impl World {
 
     /// Whether a writer goes on after so many steps.
     fn goes_on(&self, steps: u64) -> bool {
-        let has_seen_all = || self.hits.iter().all(|hits| hits.load(Ordering::Relaxed) > HITS);
+        let has_seen_all = || {
+            self.hits.iter().all(|hits| hits.load(Ordering::Relaxed) > HITS)
+                && self.moved.load(Ordering::Relaxed) > MOVES
+        };
         self.running() && self.until.map_or(steps < STEPS || !has_seen_all(), |until| Instant::now() < until)
     }
 
@@ -229,6 +236,20 @@ impl World {
         }
     }
 
+    /// Moves pages of the files to fewer runs.
+    fn mover(&self, seed: u64) {
+        let (files, disk) = (&*self.storage.files, &self.storage.disk.clone());
+        let random = SeededRandom::new(seed);
+        while self.running() {
+            let (ino, page) = (1 + random.next_u64() % FILES, random.next_u64() % FILE_PAGES);
+            match block_on(defragment(files, disk, &self.storage.file(ino), FilePage(page))) {
+                Ok(moved) => _ = self.moved.fetch_add(moved.pages, Ordering::Relaxed),
+                Err(status) => assert_eq!(status, Status::NoSpace),
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn fetcher(&self, seed: u64) {
         let (files, disk) = (&*self.storage.files, &self.storage.disk.clone());
         let random = SeededRandom::new(seed);
@@ -333,6 +354,7 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         stop: AtomicBool::new(false),
         until,
         hits: Default::default(),
+        moved: AtomicU64::new(0),
     };
     // Open files are not removed from memory.
     let held: Vec<Arc<FileRegion>> = (1..=FILES).map(|ino| world.storage.file(ino)).collect();
@@ -343,6 +365,7 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         let mut threads = Vec::new();
         threads.push(scope.spawn(move || world.churner(seed ^ 10)));
         threads.push(scope.spawn(move || world.background()));
+        threads.push(scope.spawn(move || world.mover(seed ^ 15)));
         threads.push(scope.spawn(move || world.fetcher(seed ^ 20)));
         threads.push(scope.spawn(move || world.target_reader(seed ^ 30)));
         threads.push(scope.spawn(move || world.initiator(seed ^ 40)));
@@ -355,8 +378,9 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         world.stop.store(true, Ordering::Relaxed);
     });
     let files: &Files = &world.storage.files;
-    println!("{:?} {:?}", world.hits, files.figures());
+    println!("{:?} {:?} {:?}", world.hits, world.moved, files.figures());
     assert!(world.hits.iter().all(|hits| hits.load(Ordering::Relaxed) > HITS), "somebody hit nothing");
+    assert!(world.moved.load(Ordering::Relaxed) > MOVES, "hardly a page was moved");
     drop(held);
     world.storage.check();
     block_on(write_back_all(files, &world.storage.disk)).expect("durable");

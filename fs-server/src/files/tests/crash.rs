@@ -1,7 +1,7 @@
 //! Power loss at any moment: all fsynced bytes are there afterwards, and never bytes of another file.
 
 use super::harness::{Storage, stamp, stamped};
-use super::harness::{allocate_range, write};
+use super::harness::{allocate_range, defragment_all, write};
 use super::records::inode;
 use crate::files::free_pages::fill_free_pages;
 use crate::files::write_back::write_back;
@@ -71,6 +71,10 @@ enum Op {
     },
     /// Fills the free page queue.
     Fill,
+    /// Moves the file's pages to fewer runs.
+    Defragment {
+        ino: u64,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -93,6 +97,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (ino(), prop::option::of(0..SPAN), len())
             .prop_map(|(ino, offset, len)| Op::OneSided { ino, offset, len: len as usize }),
         2 => Just(Op::Fill),
+        4 => ino().prop_map(|ino| Op::Defragment { ino }),
     ]
 }
 
@@ -275,6 +280,14 @@ impl World {
                     let end = at + len as u64;
                     expect.written.extend(at..end);
                     expect.resize(end.max(expect.size));
+                }
+            }
+            Op::Defragment { ino } => {
+                let file = storage.file(self.files[ino as usize].ino);
+                match drive(storage, defragment_all(files, disk, &file), steps) {
+                    None => return false,
+                    Some(Err(Status::NoSpace)) => {}
+                    Some(moved) => _ = moved.expect("moved"),
                 }
             }
             Op::Fill => {

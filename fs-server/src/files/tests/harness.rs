@@ -4,8 +4,9 @@ use super::records::{Records, inode};
 use crate::bits;
 use crate::files::FilesConfig;
 use crate::files::fetch;
+use crate::files::range_table::Piece;
 use crate::files::{FileRegion, Files};
-use crate::files::{WriteAt, Written, allocate_for, write_for};
+use crate::files::{WriteAt, Written, allocate_for, defragment, write_for};
 use crate::pages::put_in_place;
 use crate::pages::{Frames, Hotspots, Pages, PagesConfig, Sink, Source};
 use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};
@@ -13,7 +14,7 @@ use crate::pool::simdisk::SimDisk;
 use crate::pool::space::Space;
 use crate::pool::sums::{PageSums, SumLayout, SummedDisk};
 use cuttlefs_common::attr::Attr;
-use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::ids::{FilePage, FrameIndex, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::{PageSet, divide};
 use cuttlefs_common::rpc::Allocate;
@@ -125,6 +126,14 @@ impl Storage {
         self.files.file(inode(ino)).expect("the file is there")
     }
 
+    /// Places where the file goes on and its pool pages do not.
+    pub fn breaks(&self, file: &FileRegion) -> usize {
+        let pieces: Vec<_> = file.state().table.iter().collect();
+        let is_break =
+            |pair: &&[Piece]| pair[0].end() == pair[1].first && pair[0].pool + pair[0].len != pair[1].pool;
+        pieces.windows(2).filter(is_break).count()
+    }
+
     pub fn read(&self, file: &FileRegion, offset: u64, len: usize) -> Result<Vec<u8>, Status> {
         // The buffer starts with a byte that no file has, so that bytes that the fetch did not fill show.
         let mut out = vec![0xEE; len];
@@ -168,6 +177,9 @@ impl Storage {
         let mut used = BTreeSet::new();
         for ino in self.meta.files() {
             let file = self.file(ino);
+            let state = file.state();
+            state.table.translation.check(&state.table);
+            drop(state);
             for piece in file.state().table.iter() {
                 for page in piece.pool..piece.pool + piece.len {
                     assert!(used.insert(page), "pool page {page} is in two places");
@@ -265,4 +277,19 @@ pub(super) async fn punch_hole(
     len: u64,
 ) -> Result<Attr, Status> {
     allocate_range(files, disk, file, offset, len, Allocate::PunchHole).await
+}
+
+/// Moves all pages of a file that have a better place. Returns how many were moved.
+pub(super) async fn defragment_all(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+) -> Result<u64, Status> {
+    let (mut pages, mut next) = (0, Some(FilePage(0)));
+    while let Some(first) = next {
+        let moved = defragment(files, disk, file, first).await?;
+        assert!(moved.next.is_none_or(|next| next > first), "no step stays where it is");
+        (pages, next) = (pages + moved.pages, moved.next);
+    }
+    Ok(pages)
 }

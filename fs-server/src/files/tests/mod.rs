@@ -3,6 +3,7 @@
 mod answers;
 mod concurrent;
 mod crash;
+mod defragment;
 mod free_pages;
 mod grants;
 mod harness;

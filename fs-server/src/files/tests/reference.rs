@@ -1,7 +1,7 @@
 //! Random operations on a tiny pool against a model, which knows bytes, sizes, holes, space and ENOSPC exactly.
 
 use super::harness::Storage;
-use super::harness::{allocate_range, write};
+use super::harness::{allocate_range, defragment_all, write};
 use super::records::inode;
 use crate::files::write_back::write_back;
 use crate::files::{WriteAt, copy_range, reap, seek, sync, truncate, write_back_all};
@@ -35,6 +35,7 @@ enum Op {
     SyncAll,
     Evict { frames: u32 },
     Replace { ino: u64 },
+    Defragment { ino: u64 },
     Restart,
 }
 
@@ -76,6 +77,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::SyncAll),
         3 => (1u32..6).prop_map(|frames| Op::Evict { frames }),
         1 => ino().prop_map(|ino| Op::Replace { ino }),
+        3 => ino().prop_map(|ino| Op::Defragment { ino }),
         1 => Just(Op::Restart),
     ]
 }
@@ -203,6 +205,19 @@ impl World {
                 assert_eq!(freed, Ok(pages));
                 storage.meta.create(inode(ino));
                 self.model.insert(ino, Contents::default());
+            }
+            Op::Defragment { ino } => {
+                let file = storage.file(ino);
+                let before = (storage.meta.attr(inode(ino)), storage.breaks(&file));
+                match block_on(defragment_all(files, disk, &file)) {
+                    // A step wants as many free pages as the stretch has.
+                    Err(Status::NoSpace) => assert!(free < self.model[&ino].pages.len() as u64),
+                    moved => {
+                        moved.expect("moved");
+                        assert!(storage.breaks(&file) <= before.1);
+                    }
+                }
+                assert_eq!(storage.meta.attr(inode(ino)), before.0, "times and counters stay");
             }
             Op::Restart => {
                 block_on(write_back_all(files, disk)).expect("durable");

@@ -9,6 +9,7 @@
 //! # Invariants
 //! * A frame that a window shows for a page is owned by that page, or waits here (invariant 1 of pages).
 //! * A page that waits to be hidden is hidden before it gets another frame. Otherwise its old bytes would be READ under its new entry.
+//! * A frame that goes from one page to another is shown for the first until the window is settled, which is under the locks of both.
 //!
 //! # Failure
 //! A window that is lost is closed: then it shows nothing, and no frame waits any more. That is logged once, and the server goes on with pinned
@@ -66,6 +67,17 @@ impl Following {
     /// Called after a page's entry has stopped naming this frame. The frame is free once the window does not show it.
     pub(in crate::pages) fn hide(&self, page: PoolPage, frame: FrameIndex) {
         self.push(Pointed { page, frame: None }, Some(frame));
+    }
+
+    /// Called after a page's entry has stopped naming this frame and another page's entry names it. The caller settles before it releases the locks of
+    /// the pages, so that the first gets no other frame while the window shows this one.
+    pub(in crate::pages) fn hand_over(&self, from: PoolPage, to: PoolPage, frame: FrameIndex) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.is_lost {
+            waiting
+                .changes
+                .extend([Pointed { page: from, frame: None }, Pointed { page: to, frame: Some(frame) }]);
+        }
     }
 
     /// Points all waiting changes.

@@ -100,6 +100,24 @@ fn a_page_that_comes_back_at_once_does_not_show_its_old_bytes_under_its_new_entr
 }
 
 #[test]
+fn a_frame_that_goes_to_another_page_is_shown_there() {
+    let frames = frames(7);
+    let window = mapped(&frames);
+    let residency = residency(&frames, window.clone());
+    residency.publish(PoolPage(9), filled(&frames, 1), false);
+    residency.settle_window();
+    residency.vacate(PoolPage(9));
+    residency.publish(PoolPage(5), filled(&frames, 55), false);
+    residency.relocate(PoolPage(5), PoolPage(9));
+    assert_eq!(word(&window, 9), MAGIC, "what it had before is hidden first");
+    residency.settle_window();
+    assert_eq!([5, 9].map(|page| word(&window, page)), [MAGIC, 55]);
+    residency.vacate(PoolPage(9));
+    residency.settle_window();
+    assert_eq!((frames.free(), window.shown()), (4, 0));
+}
+
+#[test]
 fn frames_do_not_wait_for_ever() {
     let frames = frames(3 + 200);
     let window = mapped(&frames);

@@ -8,7 +8,7 @@ use crate::rpc::bounce::Bounce;
 use crate::rpc::reply::FetchedBody;
 use crate::rpc::transfer::Direction;
 use cuttlefs_common::attr::{FileKind, InodeFlags};
-use cuttlefs_common::ids::{FileKey, InodeNo};
+use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
 use cuttlefs_common::rdma::WcStatus;
 use cuttlefs_common::region::{PageSet, divide};
 use cuttlefs_common::rpc::{Allocate, MAX_INLINE_BYTES, Payload, Reply, Restored, SeekFor, Sink, SyncScope};
@@ -273,6 +273,24 @@ pub(super) async fn allocate(
     };
     changing.done(attr.change, changed_bytes);
     body(&Reply::Attr(attr))
+}
+
+/// Changes no contents, so it needs no mark, and takes no privileges.
+pub(super) async fn defragment(
+    call: &Call<'_>,
+    filekey: FileKey,
+    first_page: FilePage,
+) -> Result<Body, Status> {
+    let files = &call.context.server.files;
+    let (file, rights) = files.resolve(call.session.number(), filekey)?;
+    if file.is_directory() {
+        return Err(Status::IsDirectory);
+    }
+    if !rights.write {
+        return Err(Status::Denied);
+    }
+    let moved = files::defragment(files, call.context.disk.as_ref(), &file, first_page).await?;
+    body(&Reply::Moved { pages: moved.pages, next: moved.next })
 }
 
 pub(super) async fn restore(

@@ -204,5 +204,9 @@ pub(crate) async fn run(
         Request::ReturnGrant { filekey, offset, len } => {
             regions::return_grant(&call, filekey, (offset, len)).await
         }
+        Request::Defragment { filekey, first_page } => {
+            let _turn = call.turn().await;
+            data::defragment(&call, filekey, first_page).await
+        }
     }
 }

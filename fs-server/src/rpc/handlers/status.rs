@@ -326,6 +326,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "free_page_queue_bound": files.free_page_queue_bound,
         // Pages that one-sided changes took from it.
         "queue_pages": counts.queue_pages,
+        "moved_pages": counts.relocated,
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
