@@ -46,10 +46,10 @@ pub(super) fn short_and_long_requests_of_one_doorbell_keep_their_order(link: Lin
     }
     pair.c().post_send(&requests).expect("post");
     for request in requests.iter().filter(|request| request.signaled) {
-        ok(client.next(), request.wr_id.0, request.op.kind(), request.local.len);
+        ok(client.next(), request.wr_id.0, request.op.kind(), request.local.len() as u32);
     }
     for (index, request) in (0..).zip(&requests) {
-        let (at, len) = ((index * ROOM) as usize, request.local.len);
+        let (at, len) = ((index * ROOM) as usize, request.local.len() as u32);
         match request.op {
             SendOp::Read(_) => assert!(client.bytes(at, len as usize) == bytes(index, len), "{index}"),
             SendOp::Write(_) => assert!(server.bytes(at, len as usize) == bytes(index, len), "{index}"),
