@@ -4,6 +4,7 @@ mod answers;
 mod concurrent;
 mod crash;
 mod free_pages;
+mod granted_races;
 mod grants;
 mod harness;
 mod images;
