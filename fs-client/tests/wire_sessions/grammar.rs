@@ -85,9 +85,9 @@ impl Kind {
 /// How many numbers of each kind are remembered.
 const KNOWN_MAX: usize = 64;
 /// Names of files, and names that no file may have.
-const NAMES: [&[u8]; 16] = [
-    b"a", b"b", b"c", b"d", b"e", b"open", b"closed", b"shut", b"victim", b"once", b"inbox", b"notice", b"",
-    b".", b"..", b"x/y",
+const NAMES: [&[u8]; 17] = [
+    b"a", b"b", b"c", b"d", b"e", b"open", b"closed", b"shut", b"victim", b"counter", b"once", b"inbox",
+    b"notice", b"", b".", b"..", b"x/y",
 ];
 
 /// What the hostile peers know together: numbers that the server told one of them, or the victim.
@@ -145,6 +145,10 @@ impl Known {
             }
             _ => {}
         }
+    }
+
+    pub fn learn_region(&mut self, dice: &Dice, key: RegionKey) {
+        note(dice, &mut self.regions, key);
     }
 
     pub fn learn_opened(&mut self, dice: &Dice, opened: &cuttlefs_common::rpc::Opened) {

@@ -2,10 +2,10 @@
 //! says which answers may come.
 //!
 //! An *episode* is drawn from a seed. It has `STEPS` steps: of hostile peers of two users (`hostile`), of a user whose numbers and lock they all know
-//! (`victim`), and of a client that repeats its requests (`repeater`), while root's client works (`honest`). Then the hostile peers drop their
-//! connections without a detach. What must hold:
+//! (`victim`) and who has rights past the server's workers (`counter`), and of a client that repeats its requests (`repeater`), while root's client
+//! works (`honest`). Then the hostile peers drop their connections without a detach. What must hold:
 //!
-//! * the server lives; it answers every client that keeps the rules, and these clients find their bytes, names and locks;
+//! * the server lives; it answers every client that keeps the rules, and these clients find their bytes, names, locks, keys and grants;
 //! * nobody joins, ends or uses a session without its secret and its user. Nobody is sent bytes of a file that he may not read, or an answer to a
 //!   request that he did not send (`oracle`);
 //! * a request takes effect once, however often and on however many connections it is sent;
@@ -18,6 +18,7 @@
 //! `CUTTLEFS_SESSIONS_SEED=N CUTTLEFS_SESSIONS_SECONDS=1 cargo nextest run -p cuttlefs-client --test wire_sessions --no-capture`
 
 mod asking;
+mod counter;
 mod dice;
 mod faults;
 mod grammar;
@@ -32,6 +33,7 @@ mod site;
 mod victim;
 mod wire;
 
+use counter::Counter;
 use cuttlefs_common::world::{Random, SystemRandom};
 use dice::Dice;
 use grammar::{Kind, Known};
@@ -79,7 +81,7 @@ fn run(what: &str, durable_answers: bool) {
     let faults = faults::watch();
     let dice = Dice::new(seed);
     let site = Site::new(&dice, durable_answers);
-    let mut victim = Victim::new(&site, &dice);
+    let (mut victim, mut counter) = (Victim::new(&site, &dice), Counter::new(&site, &dice));
     warm_up(&site, seed);
     let (began, mut totals, mut warm) = (Instant::now(), Totals::default(), None);
     let descriptors = site::descriptors();
@@ -87,7 +89,7 @@ fn run(what: &str, durable_answers: bool) {
         let episode = seed.wrapping_add(totals.episodes);
         let replay = format!("CUTTLEFS_SESSIONS_SEED={episode} CUTTLEFS_SESSIONS_SECONDS=1, test {what}");
         faults.say(&replay);
-        run_episode(&site, &mut victim, episode, &mut totals);
+        run_episode(&site, &mut victim, &mut counter, episode, &mut totals);
         faults.check();
         totals.episodes += 1;
         let now = site::descriptors();
@@ -119,16 +121,17 @@ fn run(what: &str, durable_answers: bool) {
         totals.episodes < WARM_EPISODES || unasked.is_empty(),
         "kinds that were never answered: {unasked:?}"
     );
-    drop(victim);
+    drop((victim, counter));
     site.stop();
 }
 
-fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals) {
+fn run_episode(site: &Site, victim: &mut Victim, counter: &mut Counter, seed: u64, totals: &mut Totals) {
     let dice = Dice::new(seed);
     let mut oracle = Oracle::new(site.marks());
     let mut known = Known::new(site.notable.clone());
     let before = at_rest(site);
     victim.meet(&mut oracle, &dice, &mut known);
+    counter.meet(&mut oracle, &dice, &mut known);
     let mut repeater = Repeater::new(site, &dice, &mut oracle);
     let others = victim.secrets(&dice).to_vec();
     let mut crowd = Crowd::new(site.unix(), &dice, known, others);
@@ -138,9 +141,10 @@ fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals)
         scope.spawn(|| honest::work(site, honest_seed, &stop, &done));
         scope.spawn(|| honest::watch(&stop, &done));
         for _ in 0..STEPS {
-            match dice.below(20) {
+            match dice.below(21) {
                 0 => victim.step(&dice, &mut oracle),
-                1..4 => repeater.step(&dice, &mut oracle),
+                1 => counter.step(&dice, &mut oracle),
+                2..5 => repeater.step(&dice, &mut oracle),
                 _ => crowd.act(&dice, &mut oracle),
             }
         }
@@ -149,6 +153,7 @@ fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals)
     totals.honest += done.load(Ordering::Relaxed);
     repeater.finish(site, &dice, &mut oracle);
     victim.check(&dice, &mut oracle);
+    counter.check(&mut oracle);
     // Drops the connections as they are. Without a detach their sessions would stay for a lease.
     drop(crowd);
     for (uid, secret) in oracle.said() {
@@ -162,6 +167,7 @@ fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals)
     site.read_secrets();
     wait_for(&before, site);
     victim.check(&dice, &mut oracle);
+    counter.check(&mut oracle);
     for ((kind, is_done), count) in &oracle.seen {
         let (done, refused) = totals.answers.entry(*kind).or_default();
         *(if *is_done { done } else { refused }) += count;
@@ -190,7 +196,8 @@ fn at_rest(site: &Site) -> Left {
     let (mut before, mut still) = (site.left(), 0);
     loop {
         let left = site.left();
-        let is_quiet = left.filekeys == victim::OPEN_FILES && (left.turns, left.buffers) == ((0, 0), (0, 0));
+        let is_quiet = left.filekeys == victim::OPEN_FILES + counter::FILEKEYS
+            && (left.turns, left.buffers) == ((0, 0), (0, 0));
         still = if is_quiet && left == before { still + 1 } else { 0 };
         if still == STILL_LOOKS {
             return left;

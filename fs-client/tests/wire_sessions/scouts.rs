@@ -10,7 +10,7 @@ use crate::victim::look_up;
 use cuttlefs_common::rpc::{Request, SessionSecret};
 
 /// Names in the root. `secret` in `closed` is looked up too.
-const NAMES: [&[u8]; 6] = [b"inbox", b"notice", b"shut", b"victim", b"open", b"closed"];
+const NAMES: [&[u8]; 7] = [b"inbox", b"notice", b"shut", b"victim", b"counter", b"open", b"closed"];
 
 /// Looks up every name as each hostile user; returns the numbers by user.
 pub fn learn(site: &Site, dice: &Dice) -> Notable {

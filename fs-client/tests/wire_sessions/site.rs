@@ -13,6 +13,7 @@ use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::{NewNode, XattrMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::Resource;
+use cuttlefs_server::files::GrantFigures;
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
@@ -20,7 +21,7 @@ use cuttlefs_server::serve::RunningServer;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// The owner of the file `victim`.
+/// The owner of the files `victim` and `counter`.
 pub const VICTIM: u32 = 61_101;
 /// The owner of the directory `once`.
 pub const REPEATER: u32 = 61_102;
@@ -44,6 +45,9 @@ pub struct Left {
     pub turns: (usize, usize),
     pub buffers: (usize, usize),
     pub filekeys: usize,
+    /// Bound ranges, and filekeys that were opened by their keys.
+    pub regions: (usize, usize),
+    pub grants: GrantFigures,
     pub locks: (usize, usize),
     pub held_bytes: usize,
     pub pages: u64,
@@ -127,6 +131,7 @@ impl Site {
             root.set_attr(&ROOT, ino, set).expect("mode");
         }
         file(InodeNo::ROOT, b"victim", self.victim_mark, VICTIM);
+        file(InodeNo::ROOT, b"counter", self.victim_mark, VICTIM);
     }
 
     /// From now on only root may search the directory `closed`.
@@ -224,7 +229,7 @@ impl Site {
     pub fn left(&self) -> Left {
         let server = self.running().server();
         let (turns, bounce) = (&server.counters.turns, &server.counters.bounce);
-        let locks = server.locks.figures();
+        let (locks, files) = (server.locks.figures(), server.files.figures());
         Left {
             used: Resource::ALL.map(|resource| server.admission.shares.used(resource)),
             peers: server.admission.shares.peers(),
@@ -232,10 +237,13 @@ impl Site {
             sessions: server.sessions.list().len(),
             turns: (turns.running(), turns.waiting()),
             buffers: (bounce.running(), bounce.waiting()),
-            filekeys: server.files.figures().filekeys,
+            filekeys: files.filekeys,
+            regions: (files.bound_regions, files.opened_regions),
+            grants: files.grants,
             locks: (locks.held, locks.waiting),
             held_bytes: server.rnics.figures().held_bytes,
-            pages: server.files.space().figures().used,
+            // Without those of the free page queue, which is filled and given back as it may.
+            pages: server.files.space_figures().used,
             inodes: server.meta.inode_count(),
         }
     }

@@ -61,8 +61,9 @@ pub fn look_up(
     asking.ask(0, trace, &Request::Lookup { parent, name }, oracle, take).expect("it is there")
 }
 
-fn opened(asking: &mut Asking, root: InodeNo, trace: u64, oracle: &mut Oracle) -> Opened {
-    let ino = look_up(asking, root, b"victim", trace, oracle);
+/// Opens a file of the root directory for reading and writing, in two requests.
+pub fn opened(asking: &mut Asking, root: InodeNo, name: &[u8], trace: u64, oracle: &mut Oracle) -> Opened {
+    let ino = look_up(asking, root, name, trace, oracle);
     let open = Request::Open {
         ino,
         rights: Rights { read: true, write: true },
@@ -85,8 +86,9 @@ impl Victim {
         let attached = holder.attach(secret, 1, &mut oracle).expect("attached");
         let mut witness = Asking::connect(&path, VICTIM, &mut oracle);
         let seen = witness.attach(witness_secret, 2, &mut oracle).expect("attached");
-        let opened_by =
-            |asking: &mut Asking, trace, oracle: &mut Oracle| opened(asking, attached.root, trace, oracle);
+        let opened_by = |asking: &mut Asking, trace, oracle: &mut Oracle| {
+            opened(asking, attached.root, b"victim", trace, oracle)
+        };
         let opened = opened_by(&mut holder, 3, &mut oracle);
         let witness_opened = opened_by(&mut witness, 5, &mut oracle);
         let set = Request::SetLock { filekey: opened.filekey, lock: LOCK, wait: WaitId(1), blocking: false };

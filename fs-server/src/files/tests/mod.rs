@@ -5,6 +5,7 @@ mod concurrent;
 mod crash;
 mod defragment;
 mod free_pages;
+mod granted_races;
 mod grants;
 mod harness;
 mod images;
