@@ -3,6 +3,7 @@
 //! * `up`, `down`: a server and a mount on this machine, in one command.
 //! * `mount`, `umount`: a mount of a server that runs somewhere.
 //! * `status`: a server's figures.
+//! * `defragment`: moves of files' pages to fewer places of the pool.
 //! * `preload`: a program that reads files of mounts past FUSE.
 //! * `swap`: a program whose memory beyond a limit lies at a memory node.
 //! * `bench`: the speed of a mount; another program measures it (`bench`).
@@ -17,6 +18,7 @@ mod background;
 mod bench;
 mod busy;
 mod connect;
+mod defragment;
 mod down;
 mod figures;
 mod key;
@@ -86,6 +88,8 @@ enum Command {
     Umount(unmount::UmountArgs),
     /// Show what a server says of itself
     Status(status::StatusArgs),
+    /// Move files' pages to fewer places of the server's pool
+    Defragment(defragment::DefragmentArgs),
     /// Run a program that reads files of mounts past FUSE
     Preload(preload::PreloadArgs),
     /// Run a program whose memory beyond a limit lies at a memory node
@@ -113,6 +117,7 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         Command::Mount(args) => mount::run(backend, args),
         Command::Umount(args) => unmount::run(&args),
         Command::Status(args) => status::run(backend, &args),
+        Command::Defragment(args) => defragment::run(&args),
         // Its exit code is the program's.
         Command::Preload(args) => match preload::run(args) {
             Ok(code) => return code,

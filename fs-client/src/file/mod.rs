@@ -3,6 +3,7 @@
 //! `volume` is the interface for the FUSE edge, `remote` its implementation over a session. Nothing here repeats a request: the session does.
 
 mod copy;
+mod defragment;
 mod direct;
 mod exposed_write;
 mod figures;
@@ -15,6 +16,7 @@ mod replies;
 pub mod volume;
 mod write;
 
+pub use defragment::Moved;
 pub(crate) use granted::{OneSidedChange, Reach};
 pub(crate) use grants::Permit;
 pub(crate) use handles::HandleState;

@@ -10,6 +10,7 @@
 
 mod buffer;
 mod calls;
+mod defragment;
 mod error;
 mod file;
 mod grant;
@@ -25,6 +26,7 @@ pub use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
 pub use cuttlefs_common::ids::InodeNo;
 pub use cuttlefs_common::rpc::{RegionKey, RegionKeyError, Rights};
 pub use cuttlefs_common::status::Status;
+pub use defragment::Defragmented;
 pub use error::NativeError;
 pub use file::File;
 pub use grant::{GRANT_MAX_BYTES, Grant};

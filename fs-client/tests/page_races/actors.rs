@@ -6,7 +6,7 @@ use super::words::{PageState, WORDS, bytes_of, cut_of};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{FsError, Handle, Volume};
 use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::Allocate;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom};
@@ -35,6 +35,8 @@ pub struct World<'a> {
     pub clients: [&'a RemoteVolume; 4],
     pub churned: Mutex<Vec<Churned>>,
     pub churned_reads: AtomicU64,
+    /// Pages that were moved.
+    pub moved: AtomicU64,
     handles: [[Handle; 4]; FILES],
     /// The writer of the first file, where the links have one-sided changes of files; else its writer is one as the others.
     native: Option<&'a NativeWriter>,
@@ -89,6 +91,7 @@ impl<'a> World<'a> {
             clients,
             churned: Mutex::default(),
             churned_reads: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
             handles,
             native,
             pages,
@@ -197,6 +200,21 @@ impl<'a> World<'a> {
             assert!(put(at * PAGE_SIZE_U64, &front), "there is room");
         }
         page.end(version);
+    }
+
+    /// Moves pages of the files to fewer runs of the pool, under all handles, until all else has stopped.
+    pub fn mover(&self) {
+        let draw = self.random(60);
+        while self.running() {
+            let (file, client) = (draw(FILES as u64) as usize, draw(4) as usize);
+            let volume = self.clients[client];
+            let (handle, first) = (self.handles[file][client], FilePage(draw(FILE_PAGES)));
+            match volume.defragment(&CALLER, handle, first) {
+                Ok(moved) => _ = self.moved.fetch_add(moved.pages, Ordering::Relaxed),
+                Err(FsError::Server(Status::NoSpace)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 
     /// Reads whole pages, parts of pages and spans of several pages through one client.

@@ -1,4 +1,4 @@
-//! Pages that are evicted, rewritten, cut off and given to other files while clients read them: translated by the target, by loads, and by READs of
+//! Pages that are evicted, rewritten, moved, cut off and given to other files while clients read them: translated by the target, by loads, and by READs of
 //! the tables at once. No client may see a torn, foreign or old page, the magic pattern instead of data, or data instead of the pattern.
 //!
 //! The server has far fewer frames than the files have pages, and the pool hardly more pages than the files, so everything moves all the time.
@@ -22,6 +22,7 @@ use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::window::WindowKind;
 use native_writer::NativeWriter;
 use running::{Site, Sizes, figure};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Some 500 pages.
@@ -77,6 +78,7 @@ fn race(hotspots: Hotspots, links: Links) {
             scope.spawn(move || world.bounded(|| world.churner())),
             scope.spawn(move || world.bounded(|| world.pattern_writer(&magic, plain))),
         ];
+        scope.spawn(move || world.bounded(|| world.mover()));
         for reader in 0..4 {
             scope.spawn(move || world.bounded(|| world.reader(reader)));
         }
@@ -108,6 +110,7 @@ fn race(hotspots: Hotspots, links: Links) {
         ("fetched from frames", counts.fetch_hits),
         ("fetched from SSD", counts.fetch_misses),
         ("churned reads", world.churned_reads()),
+        ("moved", world.moved.load(Ordering::Relaxed)),
     ];
     let where_the_target_translates = [
         ("read by the NIC from frames", counts.target_hits),

@@ -4,6 +4,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
     pub refused_for_space: u64,
+    pub moved_pages: u64,
     pub magic_hits: u64,
     pub onesided_reads: u64,
     pub window_pages: u64,

@@ -204,12 +204,14 @@ fn the_walks_come_across_what_they_are_for() {
     let mut all = Reached::default();
     for reached in twenty(config()) {
         all.refused_for_space += reached.refused_for_space;
+        all.moved_pages += reached.moved_pages;
         all.magic_hits += reached.magic_hits;
         all.onesided_reads += reached.onesided_reads;
         all.reconnects += reached.reconnects;
     }
     println!("{all:?}");
     assert!(all.refused_for_space >= 8, "{all:?}");
+    assert!(all.moved_pages >= 20, "{all:?}");
     assert!(all.magic_hits >= 200, "{all:?}");
     assert!(all.onesided_reads >= 200, "{all:?}");
     assert!(all.reconnects >= 20, "{all:?}");

@@ -79,6 +79,11 @@ pub enum Step {
         handle: usize,
         contents_only: bool,
     },
+    /// The file's pages move to fewer runs of the pool, from this page on.
+    Defragment {
+        handle: usize,
+        page: u64,
+    },
     Truncate {
         ino: usize,
         size: u64,
@@ -206,6 +211,8 @@ fn files() -> impl Strategy<Value = Step> {
             |(from, from_offset, to, to_offset, len)| Step::Copy { from, from_offset, to, to_offset, len }
         ),
         2 => (handle(), any::<bool>()).prop_map(|(handle, contents_only)| Step::Fsync { handle, contents_only }),
+        3 => (handle(), prop_oneof![Just(0), 0..SPAN / PAGE_SIZE_U64])
+            .prop_map(|(handle, page)| Step::Defragment { handle, page }),
         4 => (ino(), place()).prop_map(|(ino, size)| Step::Truncate { ino, size }),
     ]
 }

@@ -7,7 +7,7 @@ use super::step::{How, Step};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, TraceId};
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, TraceId};
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, XATTR_VALUE_MAX, XattrMode};
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
@@ -443,6 +443,7 @@ impl<S: Site> Walk<S> {
             | Step::Read { handle, .. }
             | Step::Allocate { handle, .. }
             | Step::Seek { handle, .. }
+            | Step::Defragment { handle, .. }
             | Step::Fsync { handle, .. } => handle,
             Step::Copy { from, .. } => from,
             _ => unreachable!("not about a handle: {step:?}"),
@@ -520,6 +521,21 @@ impl<S: Site> Walk<S> {
                 let real = status(volume.fsync(&CALLER, handle, contents_only));
                 self.model.node_mut(ino).more.unsynced_by = Default::default();
                 (real, Ok(()))
+            }
+            Step::Defragment { page, .. } => {
+                let (mut next, mut real) = (Some(FilePage(page)), Ok(()));
+                while let Some(first) = next.take() {
+                    match status(volume.defragment(&CALLER, handle, first)) {
+                        Ok(moved) => {
+                            next = moved.next;
+                            self.reached.moved_pages += moved.pages;
+                        }
+                        // There may be too little space to move in.
+                        Err(Status::NoSpace) => {}
+                        Err(status) => real = Err(status),
+                    }
+                }
+                (real, if how.write { Ok(()) } else { Err(Status::Denied) })
             }
             Step::Copy { from_offset, to, to_offset, len, .. } => {
                 // Both handles must be of one client.

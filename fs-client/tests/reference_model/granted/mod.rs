@@ -1,5 +1,5 @@
 //! Walks with file regions: bindings, redeemed keys, write grants, one-sided writes, appends and atomics of three sessions on one file, beside requests,
-//! truncates, evictions, reuse of pages, messages that are lost, a session that vanishes, times that end, and a server that dies at any event.
+//! truncates, evictions, reuse of pages, moves, messages that are lost, a session that vanishes, times that end, and a server that dies at any event.
 //!
 //! | session | has the file |
 //! | --- | --- |
@@ -96,8 +96,10 @@ fn the_walks_come_across_what_they_are_for() {
         all.in_doubt += counts.in_doubt;
         all.losses += counts.losses;
         all.ended += counts.ended;
+        all.moved += counts.moved;
     }
     println!("{all:?}");
-    let Counts { atomics, appends, writes, in_doubt, losses, ended } = all;
+    let Counts { atomics, appends, writes, in_doubt, losses, ended, moved } = all;
     assert!(atomics.min(appends).min(writes) >= 40 && in_doubt.min(losses).min(ended) >= 3, "{all:?}");
+    assert!(moved >= 20, "{all:?}");
 }

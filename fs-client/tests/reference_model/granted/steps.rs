@@ -35,6 +35,8 @@ pub enum Step {
         len: usize,
     },
     Sync,
+    /// The file's pages move to fewer runs of the pool.
+    Defragment,
     /// Another file takes the frames.
     Evict,
     /// A file is made, and removed again: pages of the pool are used for others.
@@ -75,6 +77,7 @@ pub fn step() -> impl Strategy<Value = (usize, Step)> {
         5 => (word(), any::<bool>()).prop_map(|(word, hits)| Step::Swap { word, hits }),
         2 => (0..SPAN).prop_map(|len| Step::SetLen { len }),
         4 => Just(Step::Sync),
+        3 => Just(Step::Defragment),
         2 => Just(Step::Evict),
         2 => (1usize..40).prop_map(|pages| Step::Reuse { pages }),
         1 => Just(Step::Unbind),

@@ -20,6 +20,7 @@ pub struct Counts {
     pub in_doubt: u64,
     pub losses: u64,
     pub ended: u64,
+    pub moved: u64,
 }
 
 /// A walk under way.
@@ -223,6 +224,15 @@ impl Walk {
                 done
             }
             Step::Sync => self.sync(index, file),
+            // A move is of whole files.
+            Step::Defragment if index != KEYED => match file.defragment(|_| true) {
+                Ok(moved) => {
+                    self.counts.moved += moved.moved_pages;
+                    Ok(())
+                }
+                Err(NativeError::Server(Status::NoSpace)) => Ok(()),
+                Err(error) => Err(error),
+            },
             _ => Ok(()),
         };
         match result {

@@ -94,7 +94,10 @@ fn what_is_in_place_stays_if_there_is_room_behind() {
     assert_eq!(with(&[(3, 4), (16, 2)]), None, "two runs elsewhere are no better");
 }
 
-fn layout() -> impl Strategy<Value = (Vec<(u64, u64, u64)>, Vec<(u64, u64)>)> {
+/// Pieces of a file, as `table` takes them, and runs of other files.
+type Layout = (Vec<(u64, u64, u64)>, Vec<(u64, u64)>);
+
+fn layout() -> impl Strategy<Value = Layout> {
     let pieces = prop::collection::vec((0u64..3, 1u64..7, 0u64..4, any::<bool>()), 1..20);
     let others = prop::collection::vec((0u64..6, 1u64..9), 0..8);
     (pieces, others).prop_map(|(pieces, others)| {
