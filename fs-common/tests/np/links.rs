@@ -53,7 +53,11 @@ fn resident_pages_need_no_processor() {
         for page in 0..16 {
             peer.write(page * PAGE, &pattern(page, 4096));
         }
-        let asked = served.server.figures().requests;
+        // The first uses were a streak of faults, which ends with a try.
+        for _ in 0..8 {
+            peer.read(0, 8);
+        }
+        let (asked, before) = (served.server.figures().requests, peer.peer.figures());
         for round in 0..3 {
             for page in 0..16 {
                 let bytes = pattern(page + round, 4096);
@@ -62,7 +66,7 @@ fn resident_pages_need_no_processor() {
             }
         }
         assert_eq!(served.server.figures().requests, asked, "{link:?}");
-        assert_eq!(peer.peer.figures().one_sided, 96, "{:?}", peer.peer.figures());
+        assert_eq!(peer.peer.figures().one_sided - before.one_sided, 96, "{:?}", peer.peer.figures());
     }
 }
 
@@ -131,7 +135,8 @@ fn data_that_looks_like_the_signature_is_read_all_the_same() {
         let from = (offset - PAGE) as usize;
         assert!(peer.read(offset, len) == bytes[from..from + len]);
     }
-    assert!(peer.peer.figures().read_faults >= 4);
+    // With the WRITE these are five faults in a row.
+    assert_eq!((peer.peer.figures().read_faults, peer.peer.figures().asked_at_once), (3, 1));
 }
 
 #[test]
@@ -226,6 +231,34 @@ fn where_posts_tell_of_their_end_completions_wait_in_the_peer() {
     assert!(found[..] == pattern(1, 4096));
     served.region.read(PAGE, &mut found[..100]).expect("read");
     assert!(found[..100] == pattern(1, 4096)[..100]);
+}
+
+#[test]
+fn a_streak_of_faults_asks_the_owner_at_once_until_a_try_finds_its_page() {
+    for link in LINKS {
+        let served = Served::new(link, 128);
+        let mut peer = served.peer();
+        for page in 0..40 {
+            assert_eq!(peer.read(page * PAGE, 8), [0; 8], "{link:?}");
+        }
+        let faulted = peer.peer.figures();
+        // After four faults each eighth is tried.
+        let wanted = if link == LinkKind::Shm { (40, 0, 40) } else { (8, 32, 40) };
+        assert_eq!((faulted.read_faults, faulted.asked_at_once, faulted.calls), wanted, "{link:?}");
+        let pages: Vec<u64> = (64..80).collect();
+        for page in &pages {
+            served.region.write(page * PAGE, &pattern(*page, 4096)).expect("written");
+        }
+        for page in &pages {
+            assert!(peer.read(page * PAGE, 4096) == pattern(*page, 4096));
+        }
+        let found = peer.peer.figures();
+        assert!(found.one_sided - faulted.one_sided >= 8, "{link:?} {found:?}");
+        for page in &pages {
+            peer.write(page * PAGE, &pattern(page + 1, 2000));
+        }
+        assert_eq!(peer.peer.figures().calls, found.calls, "{link:?}: the streak is over");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! * `request`: what a program asks for and gets back.
 //! * `versions`: entries of pages, as they were last seen.
 //! * `order`: which accesses may be under way together.
-//! * `optimistic`: the one-sided way; `calls`: the two-sided way.
+//! * `optimistic`: the one-sided way; `calls`: the two-sided way; `streak`: when the second is gone without a try of the first.
 //! * `flight`: an access under way; `peer`: all of them.
 
 mod calls;
@@ -12,6 +12,7 @@ mod optimistic;
 mod order;
 mod peer;
 mod request;
+mod streak;
 mod versions;
 
 pub use peer::NpPeer;

@@ -185,6 +185,7 @@ impl NpPeer {
                 }
             }
         }
+        self.streak.tried(missing.is_none());
         match missing {
             None => {
                 self.figures.one_sided += 1;
@@ -208,6 +209,7 @@ impl NpPeer {
         };
         let flight = &mut self.flights[slot];
         let was_repeated = flight.repeated;
+        self.streak.tried(missing.is_none());
         let Some((start, end)) = missing else {
             self.figures.one_sided += 1;
             self.figures.repeated += u64::from(was_repeated);

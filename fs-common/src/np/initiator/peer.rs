@@ -12,6 +12,7 @@ use super::calls::{CALL_SENT, CALLS_LEN, Calls, Piece, greet};
 use super::flight::Flight;
 use super::order::{Span, UnderWay};
 use super::request::{NpCompletion, NpError, NpLocal, NpOp, NpSettings, NpStatus, NpWr, PeerFigures};
+use super::streak::Streak;
 use super::versions::Versions;
 use crate::ids::PAGE_SIZE;
 use crate::memory::SharedMemory;
@@ -51,6 +52,7 @@ pub struct NpPeer {
     pub(super) control: Arc<dyn MemoryRegion>,
     calls: Calls,
     pub(super) versions: Versions,
+    pub(super) streak: Streak,
     /// Local memory that was registered.
     locals: Vec<Arc<dyn MemoryRegion>>,
     pub(super) flights: Vec<Flight>,
@@ -119,6 +121,7 @@ impl NpPeer {
             control,
             calls,
             versions: Versions::new(),
+            streak: Streak::default(),
             locals: Vec::new(),
             flights: (0..depth).map(|_| Flight::FREE).collect(),
             free: (0..depth).rev().collect(),
@@ -338,8 +341,14 @@ impl NpPeer {
         let (op, signaled, len) = (wr.op, wr.signaled, wr.len as usize);
         self.under_way.add(slot, Span::of(wr));
         self.flights[slot].begin(wr, self.tells);
+        // The local bytes of a WRITE that is not signaled are the program's again with the next completion, so it is tried.
+        let asks = !self.tells && signaled && !op.is_atomic() && self.streak.asks();
         match op {
             _ if !self.settings.optimistic => self.ask(slot, 0, len),
+            _ if asks => {
+                self.figures.asked_at_once += 1;
+                self.ask(slot, 0, len);
+            }
             NpOp::Read | NpOp::Write if self.tells => self.post_told(slot),
             NpOp::Read => self.post_read(slot),
             NpOp::Write => self.post_write(slot, signaled),

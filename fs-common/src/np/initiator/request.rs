@@ -164,6 +164,8 @@ pub struct PeerFigures {
     pub write_faults: u64,
     /// WRITEs that a second optimistic WRITE did.
     pub repeated: u64,
+    /// Accesses for which the target was asked without a try, in a streak of faults.
+    pub asked_at_once: u64,
     /// Requests to the target's processor.
     pub calls: u64,
     /// READs of entries.
