@@ -72,7 +72,7 @@ impl Raw {
         memory.write(0, &header.encode(len as u32));
         memory.write(HEADER_LEN, &body[..len]);
         let local = self.region.sge(0, (HEADER_LEN + len) as u32);
-        let send = SendWr { wr_id: WrId(1), op: SendOp::Send, local, signaled: true };
+        let send = SendWr { wr_id: WrId(1), op: SendOp::Send, local: local.into(), signaled: true };
         self.qp.post_send(&[send]).expect("post");
     }
 
@@ -101,7 +101,7 @@ impl Raw {
 }
 
 fn receive(region: &dyn MemoryRegion) -> RecvWr {
-    RecvWr { wr_id: WrId(2), local: region.sge(MESSAGE as u64, MAX_MESSAGE_BYTES) }
+    RecvWr { wr_id: WrId(2), local: region.sge(MESSAGE as u64, MAX_MESSAGE_BYTES).into() }
 }
 
 #[test]

@@ -77,7 +77,8 @@ impl Reader {
         let offset = region.first_address() + (page * PAGE_SIZE) as u64;
         let remote = Remote::Memory { rkey: region.rkey(), offset };
         let local = self.local.sge(0, PAGE_SIZE as u32);
-        let request = SendWr { wr_id: WrId(0), op: SendOp::Read(remote), local, signaled: true };
+        let request =
+            SendWr { wr_id: WrId(0), op: SendOp::Read(remote), local: local.into(), signaled: true };
         self.side.qp.post_send(&[request]).expect("post");
         next(&*self.side.cq).status
     }

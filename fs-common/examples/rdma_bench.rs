@@ -87,7 +87,7 @@ fn pair(endpoint: &Endpoint, tcp: &TcpSecurity) -> (Half, Half, [Arc<SoftDevice>
     let (client_device, client_pd, client_cq, client_mr, client_config) = make();
     server_device.set_file_target(Arc::new(Zeros));
     let listener = server_pd.listen(endpoint).expect("listen");
-    let receive = |mr: &Arc<dyn MemoryRegion>| vec![RecvWr { wr_id: WrId(0), local: mr.sge(0, 256) }];
+    let receive = |mr: &Arc<dyn MemoryRegion>| vec![RecvWr { wr_id: WrId(0), local: mr.sge(0, 256).into() }];
     let (client_qp, server_qp) = std::thread::scope(|scope| {
         let accepting = scope.spawn(|| {
             listener.accept().expect("accept").accept(server_config, receive(&server_mr)).expect("qp")
@@ -105,9 +105,11 @@ fn pair(endpoint: &Endpoint, tcp: &TcpSecurity) -> (Half, Half, [Arc<SoftDevice>
 }
 
 fn ask(half: &Half) {
-    half.qp.post_recv(&[RecvWr { wr_id: WrId(0), local: half.mr.sge(0, 256) }]).expect("receive");
+    half.qp.post_recv(&[RecvWr { wr_id: WrId(0), local: half.mr.sge(0, 256).into() }]).expect("receive");
     let local = half.mr.sge(4096, 64);
-    half.qp.post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }]).expect("send");
+    half.qp
+        .post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local: local.into(), signaled: false }])
+        .expect("send");
 }
 
 fn link(endpoint: &Endpoint, scheme: &str, tcp: &TcpSecurity) {
@@ -153,7 +155,8 @@ fn link(endpoint: &Endpoint, scheme: &str, tcp: &TcpSecurity) {
         }
         let local = client.mr.sge(8192, len);
         measure(&format!("{scheme}: {what}"), if len > 4096 { 500 } else { ROUNDS }, || {
-            let read = SendWr { wr_id: WrId(0), op: SendOp::Read(remote), local, signaled: true };
+            let read =
+                SendWr { wr_id: WrId(0), op: SendOp::Read(remote), local: local.into(), signaled: true };
             client.qp.post_send(&[read]).expect("post");
             assert!(next(&*client.cq, &mut out, true));
         });
@@ -162,7 +165,7 @@ fn link(endpoint: &Endpoint, scheme: &str, tcp: &TcpSecurity) {
         let read = SendWr {
             wr_id: WrId(0),
             op: SendOp::Read(remote),
-            local: client.mr.sge(8192, 8),
+            local: client.mr.sge(8192, 8).into(),
             signaled: true,
         };
         let start = Instant::now();

@@ -119,7 +119,7 @@ impl Side {
     }
 
     fn words_receive(mr: &Arc<dyn MemoryRegion>) -> RecvWr {
-        RecvWr { wr_id: WrId(0), local: mr.sge(WORDS_AT, WORDS_BYTES) }
+        RecvWr { wr_id: WrId(0), local: mr.sge(WORDS_AT, WORDS_BYTES).into() }
     }
 
     /// Waits for completions of this kind, and returns how many there are: at least one. Completions of other kinds are kept. Polls all the time.
@@ -151,12 +151,12 @@ impl Side {
     }
 
     fn post(&self, op: SendOp, at: u64, len: u32, signaled: bool) -> Result<(), Failure> {
-        let request = SendWr { wr_id: WrId(0), op, local: self.mr.sge(at, len), signaled };
+        let request = SendWr { wr_id: WrId(0), op, local: self.mr.sge(at, len).into(), signaled };
         Ok(self.qp.post_send(&[request])?)
     }
 
     fn post_receive(&self, len: u32) -> Result<(), Failure> {
-        Ok(self.qp.post_recv(&[RecvWr { wr_id: WrId(0), local: self.mr.sge(BUFFER_BYTES, len) }])?)
+        Ok(self.qp.post_recv(&[RecvWr { wr_id: WrId(0), local: self.mr.sge(BUFFER_BYTES, len).into() }])?)
     }
 
     /// Sends these words to the peer.

@@ -61,7 +61,7 @@ impl End {
     }
 
     fn receive(&self) -> RecvWr {
-        RecvWr { wr_id: WrId(0), local: self.mr.sge(REPLY, 2 * PAGE) }
+        RecvWr { wr_id: WrId(0), local: self.mr.sge(REPLY, 2 * PAGE).into() }
     }
 
     fn next(&self) -> Completion {
@@ -90,7 +90,7 @@ impl End {
 }
 
 fn silent(op: SendOp, local: Sge) -> SendWr {
-    SendWr { wr_id: WrId(0), op, local, signaled: false }
+    SendWr { wr_id: WrId(0), op, local: local.into(), signaled: false }
 }
 
 /// Client and server, and their queue pairs.

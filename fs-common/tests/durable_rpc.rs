@@ -587,7 +587,7 @@ fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Ar
     while let Ok(incoming) = listener.accept() {
         let memory = SharedMemory::new("fake", 3 * MESSAGE_LEN).expect("memory");
         let region = pd.register(Arc::new(memory), Access::ALL).expect("registered");
-        let hello = RecvWr { wr_id: WrId(1), local: region.sge(0, MESSAGE_LEN as u32) };
+        let hello = RecvWr { wr_id: WrId(1), local: region.sge(0, MESSAGE_LEN as u32).into() };
         let qp = QpConfig::new(cq, 8, 8);
         let qp = incoming.accept(qp, vec![hello]).expect("accepted");
         let mut completions = Vec::new();
@@ -601,7 +601,7 @@ fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Ar
         region.memory().write(2 * MESSAGE_LEN, &Message::Refused.encode());
         let send = |index: usize| {
             let local = region.sge((index * MESSAGE_LEN) as u64, MESSAGE_LEN as u32);
-            SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }
+            SendWr { wr_id: WrId(0), op: SendOp::Send, local: local.into(), signaled: false }
         };
         qp.post_send(&[send(1), send(2)]).expect("posted");
         // The connection stays until the sender ends it.

@@ -184,7 +184,7 @@ impl Reader {
         let read = |(index, &offset): (usize, &u64)| SendWr {
             wr_id: WrId(index as u64),
             op: SendOp::Read(Remote::File { filekey: FileKey(7), offset }),
-            local: self.mr.sge(index as u64 * 4096, 4096),
+            local: self.mr.sge(index as u64 * 4096, 4096).into(),
             signaled: true,
         };
         let requests: Vec<_> = offsets.iter().enumerate().map(read).collect();
@@ -196,7 +196,9 @@ impl Reader {
         let local = self.mr.sge(u64::from(byte) * 4096, 4096);
         self.mr.memory().fill(local.offset as usize, 4096, byte);
         let op = SendOp::Write(Remote::File { filekey: FileKey(7), offset });
-        self.qp.post_send(&[SendWr { wr_id: WrId(byte.into()), op, local, signaled }]).expect("post");
+        self.qp
+            .post_send(&[SendWr { wr_id: WrId(byte.into()), op, local: local.into(), signaled }])
+            .expect("post");
     }
 
     fn next(&self) -> Completion {

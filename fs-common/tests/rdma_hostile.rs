@@ -11,8 +11,8 @@ use cuttlefs_common::rdma::soft::tcp::packet::{
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Listener, MemoryRegion,
-    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, WcStatus,
-    WrId,
+    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, SgeList,
+    WcStatus, WrId,
 };
 use cuttlefs_common::world::SeededRandom;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
@@ -83,7 +83,7 @@ fn serve_with(endpoint: &Endpoint, trust: Trust, device: Arc<SoftDevice>) -> Ser
                 Err(error) => panic!("accept: {error}"),
             };
             let config = QpConfig::new(&loop_cq, 8, 8);
-            let receive = RecvWr { wr_id: WrId(1), local: loop_mr.sge(4096, 64) };
+            let receive = RecvWr { wr_id: WrId(1), local: loop_mr.sge(4096, 64).into() };
             if let Ok(qp) = incoming.accept(config, vec![receive])
                 && give.send(qp).is_err()
             {
@@ -272,8 +272,13 @@ fn broken_packets_end_their_connection_only(trust: Trust) {
         // A read on the other connection still works.
         let local = served.mr.sge(8192, 8);
         let remote = Remote::Memory { rkey: served.mr.rkey(), offset: 0 };
-        good.post_send(&[SendWr { wr_id: WrId(5), op: SendOp::Read(remote), local, signaled: true }])
-            .expect("post");
+        good.post_send(&[SendWr {
+            wr_id: WrId(5),
+            op: SendOp::Read(remote),
+            local: local.into(),
+            signaled: true,
+        }])
+        .expect("post");
         assert_eq!(next(&*client_cq).status, WcStatus::Success, "{name}");
     }
 }
@@ -419,7 +424,12 @@ fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
     let remote = Remote::Memory { rkey: served.mr.rkey(), offset: 0 };
     let local = served.mr.sge(8192, 8);
     other
-        .post_send(&[SendWr { wr_id: WrId(5), op: SendOp::Read(remote), local, signaled: true }])
+        .post_send(&[SendWr {
+            wr_id: WrId(5),
+            op: SendOp::Read(remote),
+            local: local.into(),
+            signaled: true,
+        }])
         .expect("post");
     assert_eq!(next(&*cq).status, WcStatus::Success);
     // When the peer reads after all, it gets all replies in order.
@@ -470,7 +480,7 @@ fn what_is_held_for_peers_is_bounded_and_the_greediest_pays() {
     let small = SendWr {
         wr_id: WrId(9),
         op: SendOp::Read(Remote::Memory { rkey: served.mr.rkey(), offset: 0 }),
-        local: sink.sge(0, 64),
+        local: sink.sge(0, 64).into(),
         signaled: true,
     };
     honest.post_send(&[small]).expect("post");
@@ -562,7 +572,7 @@ fn connect(endpoint: &Endpoint, tcp: TcpSecurity) -> Result<Peer, RdmaError> {
     let device = SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() });
     let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(16).expect("cq"));
     let mr = pd.register(Arc::new(SharedMemory::new("peer", 4096).expect("memory")), Access::ALL)?;
-    let qp = QpConfig::new(&cq, 8, 8);
+    let qp = QpConfig::new(&cq, 8, 8).sges(3);
     let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(10) };
     let qp = pd.connect(endpoint, options)?.qp;
     Ok(Peer { qp, cq, mr, _device: device })
@@ -611,6 +621,52 @@ fn who_has_not_the_key_is_told_and_nothing_else() {
     connect(&keyed.listener.endpoint(), TcpSecurity::Keys(keys(1))).expect("who has the key");
 }
 
+/// A server that answers a READ with too few or too many bytes: none of the request's ranges is filled. A message too long for its receive's ranges fills
+/// none, either.
+#[test]
+fn what_does_not_fit_the_ranges_fills_none_of_them() {
+    for (kind, len) in [
+        (PacketKind::ReadReply, 0),
+        (PacketKind::ReadReply, 11),
+        (PacketKind::ReadReply, 13),
+        (PacketKind::ReadReply, 4096),
+        (PacketKind::Send, 13),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let port = listener.local_addr().expect("bound").port();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("accepted");
+            let mut hello = vec![0; PACKET_HEADER_LEN + hello_payload().len()];
+            stream.read_exact(&mut hello).expect("hello");
+            let welcome = build(PacketHeader::new(PacketKind::Welcome, 0), &hello_payload());
+            stream.write_all(&welcome).expect("welcome");
+            let mut asked = [0; PACKET_HEADER_LEN];
+            stream.read_exact(&mut asked).expect("a READ");
+            let asked = PacketHeader::parse(&asked).expect("a packet");
+            assert_eq!((asked.kind, asked.wanted), (PacketKind::ReadMemory, 12));
+            stream.write_all(&build(PacketHeader::new(kind, 1), &vec![0xee; len])).expect("said");
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port };
+        let peer = connect(&endpoint, TcpSecurity::Loopback).expect("welcome");
+        peer.mr.memory().fill(0, 4096, 0x11);
+        let local = [(0, 4), (1024, 7), (3000, 1)].map(|(at, len)| peer.mr.sge(at, len));
+        let local = SgeList::of(&local).expect("three");
+        peer.qp.post_recv(&[RecvWr { wr_id: WrId(2), local }]).expect("receive");
+        let op = SendOp::Read(Remote::Memory { rkey: peer.mr.rkey(), offset: 0 });
+        peer.qp.post_send(&[SendWr { wr_id: WrId(1), op, local, signaled: true }]).expect("post");
+        let mut ends = [next(&*peer.cq), next(&*peer.cq)];
+        ends.sort_by_key(|end| end.wr_id.0);
+        let too_long = if kind == PacketKind::Send { WcStatus::LocalLength } else { WcStatus::Flushed };
+        assert_eq!(ends.map(|end| end.status), [WcStatus::Flushed, too_long], "{kind:?} of {len}");
+        let mut there = [0; 4096];
+        peer.mr.memory().read(0, &mut there);
+        assert!(there == [0x11; 4096], "{kind:?} of {len}");
+        drop(peer);
+        server.join().expect("server");
+    }
+}
+
 /// Somebody between the client and the server flips a bit, in either direction, at many places. The connection ends or stalls, and no wrong request
 /// is executed.
 #[test]
@@ -638,7 +694,12 @@ fn what_is_changed_on_its_way_ends_the_connection() {
                 let local = peer.mr.sge(0, 8);
                 if peer
                     .qp
-                    .post_send(&[SendWr { wr_id: WrId(1), op: SendOp::Read(remote), local, signaled: true }])
+                    .post_send(&[SendWr {
+                        wr_id: WrId(1),
+                        op: SendOp::Read(remote),
+                        local: local.into(),
+                        signaled: true,
+                    }])
                     .is_err()
                 {
                     break;

@@ -66,7 +66,7 @@ impl Lane {
         let send = SendWr {
             wr_id: SEND_ID,
             op: SendOp::Send,
-            local: self.region.sge(0, (HEADER_LEN + body_len) as u32),
+            local: self.region.sge(0, (HEADER_LEN + body_len) as u32).into(),
             signaled: false,
         };
         self.post(&[send])?;

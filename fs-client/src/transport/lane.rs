@@ -105,7 +105,7 @@ impl Lane {
     pub(super) fn receive(&self, index: usize) -> RecvWr {
         RecvWr {
             wr_id: WrId(index as u64),
-            local: self.region.sge((MESSAGE * (1 + index)) as u64, MAX_MESSAGE_BYTES),
+            local: self.region.sge((MESSAGE * (1 + index)) as u64, MAX_MESSAGE_BYTES).into(),
         }
     }
 

@@ -88,7 +88,7 @@ impl<S: Attach> LaneGuard<'_, S> {
                 SendWr {
                     wr_id: WrId(index as u64),
                     op: SendOp::Read(piece.remote),
-                    local: self.lane.region.sge(at as u64, piece.len as u32),
+                    local: self.lane.region.sge(at as u64, piece.len as u32).into(),
                     signaled: true,
                 }
             })
@@ -115,7 +115,7 @@ impl<S: Attach> LaneGuard<'_, S> {
         }
         self.lane.region.memory().write(DATA_OFFSET, bytes);
         let local = self.lane.region.sge(DATA_OFFSET as u64, bytes.len() as u32);
-        let wr = SendWr { wr_id: WrId(0), op: SendOp::Write(remote), local, signaled: true };
+        let wr = SendWr { wr_id: WrId(0), op: SendOp::Write(remote), local: local.into(), signaled: true };
         Ok(self.execute(&[wr], CompletionKind::Write, |_| Some(())).is_some())
     }
 
@@ -152,7 +152,7 @@ impl<S: Attach> LaneGuard<'_, S> {
             Change::FetchAdd { offset, add } => (SendOp::FetchAdd { remote: remote(offset), add }, value),
         };
         let kind = op.kind();
-        if self.lane.post(&[SendWr { wr_id: WrId(0), op, local, signaled: true }]).is_err() {
+        if self.lane.post(&[SendWr { wr_id: WrId(0), op, local: local.into(), signaled: true }]).is_err() {
             self.lane.disconnect();
             return Ok(Changed::Unknown);
         }

@@ -61,7 +61,7 @@ impl Verb {
             }
             Self::FetchAdd { remote, add } => (SendOp::FetchAdd { remote, add }, value),
         };
-        SendWr { wr_id: WrId(id), op, local, signaled: true }
+        SendWr { wr_id: WrId(id), op, local: local.into(), signaled: true }
     }
 }
 

@@ -68,7 +68,7 @@ impl Program {
         self.cq = self.device.create_cq(64).expect("a queue");
         let deadline = Instant::now() + PATIENCE;
         self.qp = loop {
-            let receive = RecvWr { wr_id: WrId(0), local: self.mr.sge(0, MAX_MESSAGE_BYTES) };
+            let receive = RecvWr { wr_id: WrId(0), local: self.mr.sge(0, MAX_MESSAGE_BYTES).into() };
             let options = ConnectOptions {
                 qp: QpConfig::new(&self.cq, 8, 8),
                 receives: vec![receive],
@@ -123,13 +123,13 @@ impl Program {
         memory.write(MESSAGE, &header.encode(len as u32));
         memory.write(MESSAGE + HEADER_LEN, &body[..len]);
         let local = self.mr.sge(MESSAGE as u64, (HEADER_LEN + len) as u32);
-        let send = SendWr { wr_id: WrId(1), op: SendOp::Send, local, signaled: false };
+        let send = SendWr { wr_id: WrId(1), op: SendOp::Send, local: local.into(), signaled: false };
         self.qp().post_send(&[send]).expect("post");
         let completion = self.next();
         assert_eq!((completion.kind, completion.status), (CompletionKind::Recv, WcStatus::Success));
         let mut message = vec![0; completion.byte_len as usize];
         self.mr.memory().read(0, &mut message);
-        let receive = RecvWr { wr_id: WrId(0), local: self.mr.sge(0, MAX_MESSAGE_BYTES) };
+        let receive = RecvWr { wr_id: WrId(0), local: self.mr.sge(0, MAX_MESSAGE_BYTES).into() };
         self.qp().post_recv(&[receive]).expect("post");
         let (header, body) = ReplyHeader::parse(&message).expect("a reply");
         header.result?;
@@ -231,7 +231,9 @@ impl Program {
 
     /// Posts a one-sided request and waits for it. After a refusal it connects again.
     fn one_sided(&mut self, op: SendOp, local: Sge) -> Result<u32, WcStatus> {
-        self.qp().post_send(&[SendWr { wr_id: WrId(2), op, local, signaled: true }]).expect("post");
+        self.qp()
+            .post_send(&[SendWr { wr_id: WrId(2), op, local: local.into(), signaled: true }])
+            .expect("post");
         let completion = self.next();
         assert_eq!(completion.kind, op.kind());
         if completion.status == WcStatus::Success {

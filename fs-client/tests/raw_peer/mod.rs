@@ -43,7 +43,7 @@ impl Peer {
         let mr = pd.register(memory, Access::LOCAL).expect("register");
         let receive = |index: usize| RecvWr {
             wr_id: WrId(index as u64),
-            local: mr.sge((index * MESSAGE) as u64, MAX_MESSAGE_BYTES),
+            local: mr.sge((index * MESSAGE) as u64, MAX_MESSAGE_BYTES).into(),
         };
         let options = ConnectOptions {
             qp: QpConfig::new(&cq, DEPTH as u32, DEPTH as u32),
@@ -90,7 +90,7 @@ impl Peer {
             self.mr.memory().write(at, &header.encode(len as u32));
             self.mr.memory().write(at + HEADER_LEN, &body[..len]);
             let local = self.mr.sge(at as u64, (HEADER_LEN + len) as u32);
-            SendWr { wr_id: WrId(100), op: SendOp::Send, local, signaled: false }
+            SendWr { wr_id: WrId(100), op: SendOp::Send, local: local.into(), signaled: false }
         };
         let all: Vec<_> = requests.iter().enumerate().map(encode).collect();
         self.qp.post_send(&all).expect("post");
@@ -99,7 +99,7 @@ impl Peer {
     /// Executes a one-sided request of this length. Returns how it ended.
     pub fn tries(&self, op: SendOp, len: u32) -> WcStatus {
         let local = self.mr.sge((DEPTH * MESSAGE) as u64, len);
-        self.qp.post_send(&[SendWr { wr_id: TRIED, op, local, signaled: true }]).expect("post");
+        self.qp.post_send(&[SendWr { wr_id: TRIED, op, local: local.into(), signaled: true }]).expect("post");
         let mut out: Vec<Completion> = Vec::new();
         loop {
             if let Some(tried) = out.iter().find(|completion| completion.wr_id == TRIED) {
@@ -134,7 +134,7 @@ impl Peer {
         let half = MAX_MESSAGE_BYTES / 2;
         let at = self.mr.memory().len() as u64 - u64::from(half);
         let local = self.mr.sge(at, MAX_MESSAGE_BYTES);
-        let message = SendWr { wr_id: WrId(101), op: SendOp::Send, local, signaled: true };
+        let message = SendWr { wr_id: WrId(101), op: SendOp::Send, local: local.into(), signaled: true };
         self.qp.post_send(&[message]).expect("post");
     }
 

@@ -42,7 +42,7 @@ pub struct RawPeer {
 }
 
 fn receive(region: &dyn MemoryRegion) -> RecvWr {
-    RecvWr { wr_id: WrId(1), local: region.sge(MESSAGE as u64, MAX_MESSAGE_BYTES) }
+    RecvWr { wr_id: WrId(1), local: region.sge(MESSAGE as u64, MAX_MESSAGE_BYTES).into() }
 }
 
 impl RawPeer {
@@ -88,7 +88,7 @@ impl RawPeer {
         message.extend_from_slice(&body[..len]);
         self.region.memory().write(0, &message);
         let local = self.region.sge(0, message.len() as u32);
-        let send = SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false };
+        let send = SendWr { wr_id: WrId(0), op: SendOp::Send, local: local.into(), signaled: false };
         self.qp.post_send(&[send]).expect("posted");
         let mut reply = vec![0; self.received() as usize];
         self.region.memory().read(MESSAGE, &mut reply);

@@ -76,7 +76,7 @@ impl Connection {
     fn receive(&self, slot: usize) -> RecvWr {
         RecvWr {
             wr_id: WrId(slot as u64),
-            local: self.buffers.sge((slot * BUFFER_LEN) as u64, BUFFER_LEN as u32),
+            local: self.buffers.sge((slot * BUFFER_LEN) as u64, BUFFER_LEN as u32).into(),
         }
     }
 
@@ -363,7 +363,7 @@ impl NpTarget {
                 let push = SendWr {
                     wr_id: WrId(slot as u64),
                     op: SendOp::Write(Remote::Memory { rkey: Rkey(rkey), offset: address }),
-                    local: self.bounces.sge(at as u64, len),
+                    local: self.bounces.sge(at as u64, len).into(),
                     signaled: false,
                 };
                 self.reply(connection, slot, tag, Ok((0, Vec::new())), Some((push, bounce)));
@@ -375,7 +375,7 @@ impl NpTarget {
                 let pull = SendWr {
                     wr_id: WrId(slot as u64),
                     op: SendOp::Read(Remote::Memory { rkey: Rkey(rkey), offset: address }),
-                    local: self.bounces.sge((bounce * PIECE_MAX as usize) as u64, len),
+                    local: self.bounces.sge((bounce * PIECE_MAX as usize) as u64, len).into(),
                     signaled: true,
                 };
                 if !connection.set(slot, Slot::Pulling(request, bounce)) {
@@ -430,7 +430,7 @@ impl NpTarget {
         let send = SendWr {
             wr_id: WrId(slot as u64),
             op: SendOp::Send,
-            local: connection.buffers.sge(at as u64, bytes.len() as u32),
+            local: connection.buffers.sge(at as u64, bytes.len() as u32).into(),
             signaled: true,
         };
         if !connection.set(slot, Slot::Answering(bounce)) {

@@ -250,7 +250,7 @@ impl Raw {
         let mr = pd.register(memory, Access::ALL).expect("region");
         let options = ConnectOptions {
             qp: QpConfig::new(&cq, 64, 64),
-            receives: vec![RecvWr { wr_id: WrId(1), local: mr.sge(8192, 4096) }],
+            receives: vec![RecvWr { wr_id: WrId(1), local: mr.sge(8192, 4096).into() }],
             timeout: PATIENCE,
         };
         let qp = pd.connect(&node.endpoint(), options).expect("connected").qp;
@@ -260,7 +260,7 @@ impl Raw {
     fn post(&self, op: SendOp, bytes: &[u8]) {
         self.mr.memory().write(0, bytes);
         let request =
-            SendWr { wr_id: WrId(5), op, local: self.mr.sge(0, bytes.len() as u32), signaled: true };
+            SendWr { wr_id: WrId(5), op, local: self.mr.sge(0, bytes.len() as u32).into(), signaled: true };
         self.qp.post_send(&[request]).expect("posted");
     }
 
@@ -373,7 +373,9 @@ fn hostile_clients_break_their_own_connections() {
 impl Raw {
     /// As `ask`, once the first receive is used up.
     fn ask_again(&self, question: &Question) -> Answer {
-        self.qp.post_recv(&[RecvWr { wr_id: WrId(1), local: self.mr.sge(8192, 4096) }]).expect("posted");
+        self.qp
+            .post_recv(&[RecvWr { wr_id: WrId(1), local: self.mr.sge(8192, 4096).into() }])
+            .expect("posted");
         self.ask(question)
     }
 }

@@ -38,5 +38,5 @@ pub use verbs::{
     Connected, Device, DeviceFigures, FileAtomic, FileRead, FileTarget, FileValue, FileWrite, FlushReach,
     HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, PagedAccess, Placement, PostError,
     ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteRange,
-    SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    SGES_MAX, SendOp, SendWr, Sge, SgeList, TooManySges, WcStatus, WindowId, WrId,
 };

@@ -16,7 +16,7 @@ pub trait SharedReceiveQueue: Any + Send + Sync {
     /// Posts receive buffers.
     ///
     /// # Errors
-    /// `PostError::QueueFull` tells how many were posted. A place is free again when the receive's completion was polled.
+    /// `PostError::QueueFull` and `PostError::TooManySges` tell how many were posted. A place is free again when the receive's completion was polled.
     fn post(&self, requests: &[RecvWr]) -> Result<(), PostError>;
     /// How many times the last receive was taken: from then until the next post every sender is told to wait. The RNIC counts how often senders were
     /// told (its `rnr` counters).

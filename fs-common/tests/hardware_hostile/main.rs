@@ -78,7 +78,7 @@ impl Served {
         std::thread::spawn(move || {
             let receive = |index: u64| RecvWr {
                 wr_id: WrId(index),
-                local: its_mr.sge(OPEN_BYTES + index * RECEIVE_BYTES, RECEIVE_BYTES as u32),
+                local: its_mr.sge(OPEN_BYTES + index * RECEIVE_BYTES, RECEIVE_BYTES as u32).into(),
             };
             loop {
                 let incoming = match accepts.accept() {
@@ -147,7 +147,7 @@ impl Guest {
     }
 
     fn post(&self, op: SendOp, len: u32) {
-        let request = SendWr { wr_id: WrId(1), op, local: self.mr.sge(0, len), signaled: true };
+        let request = SendWr { wr_id: WrId(1), op, local: self.mr.sge(0, len).into(), signaled: true };
         self.qp.post_send(&[request]).expect("post");
     }
 
@@ -369,7 +369,7 @@ fn who_falls_silent_is_missed_by_the_idle() {
     let its = served.accepted();
     // No bytes need no key.
     let op = SendOp::Write(Remote::Memory { rkey: Rkey(0), offset: 0 });
-    its.post_send(&[SendWr { wr_id: WrId(1), op, local: Sge::EMPTY, signaled: false }]).expect("post");
+    its.post_send(&[SendWr { wr_id: WrId(1), op, local: Sge::EMPTY.into(), signaled: false }]).expect("post");
     peer.fall_silent();
     let deadline = Instant::now() + PATIENCE;
     while its.state() != QpState::Error {
@@ -471,7 +471,7 @@ fn messages_beyond_the_receives_are_held_back() {
     for number in 0..u64::from(DEPTH) {
         hostile.mr.memory().write(8 * number as usize, &number.to_le_bytes());
         let local = hostile.mr.sge(8 * number, 8);
-        let message = SendWr { wr_id: WrId(number), op: SendOp::Send, local, signaled: true };
+        let message = SendWr { wr_id: WrId(number), op: SendOp::Send, local: local.into(), signaled: true };
         hostile.qp.post_send(&[message]).expect("post");
     }
     for _ in 0..20 {
@@ -484,7 +484,7 @@ fn messages_beyond_the_receives_are_held_back() {
         served.mr.memory().read(OPEN_BYTES as usize, &mut word);
         assert_eq!(u64::from_le_bytes(word), number);
         let local = served.mr.sge(OPEN_BYTES, RECEIVE_BYTES as u32);
-        its.post_recv(&[RecvWr { wr_id: WrId(number), local }]).expect("receive");
+        its.post_recv(&[RecvWr { wr_id: WrId(number), local: local.into() }]).expect("receive");
     }
 }
 

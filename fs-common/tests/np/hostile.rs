@@ -33,7 +33,8 @@ impl Raw {
         let cq = device.create_cq(2 * DEPTH).expect("cq");
         let memory = Arc::new(SharedMemory::new("raw", 4 << 20).expect("memory"));
         let mr = domain.register(memory, Access::ALL).expect("mr");
-        let receives = (0..64).map(|id| RecvWr { wr_id: WrId(id), local: mr.sge((64 + id) * MESSAGE, 2048) });
+        let receives =
+            (0..64).map(|id| RecvWr { wr_id: WrId(id), local: mr.sge((64 + id) * MESSAGE, 2048).into() });
         let options = ConnectOptions {
             qp: QpConfig::new(&cq, DEPTH, 64),
             receives: receives.collect(),
@@ -60,7 +61,7 @@ impl Raw {
     fn post(&self, op: SendOp, at: u64, len: u32) {
         let local = self.mr.sge(at, len);
         // A queue pair that is over takes nothing.
-        let _ = self.qp.post_send(&[SendWr { wr_id: WrId(1000), op, local, signaled: true }]);
+        let _ = self.qp.post_send(&[SendWr { wr_id: WrId(1000), op, local: local.into(), signaled: true }]);
     }
 
     fn next(&mut self) -> Completion {
@@ -295,16 +296,22 @@ fn an_owner_that_answers_what_nobody_asked_is_left() {
                 let peer = NpPeer::connect(&super::device(), &at, Served::settings()).expect("connected");
                 Peer::new(peer)
             });
-            let receives =
-                (0..8).map(|id| RecvWr { wr_id: WrId(id), local: mr.sge(id * MESSAGE, 2048) }).collect();
+            let receives = (0..8)
+                .map(|id| RecvWr { wr_id: WrId(id), local: mr.sge(id * MESSAGE, 2048).into() })
+                .collect();
             let qp =
                 listener.accept().expect("accept").accept(QpConfig::new(&cq, 16, 16), receives).expect("qp");
             let send = |message: &Message| {
                 let bytes = message.encode();
                 mr.memory().write(100_000, &bytes);
                 let local = mr.sge(100_000, bytes.len() as u32);
-                qp.post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: true }])
-                    .expect("sent");
+                qp.post_send(&[SendWr {
+                    wr_id: WrId(0),
+                    op: SendOp::Send,
+                    local: local.into(),
+                    signaled: true,
+                }])
+                .expect("sent");
             };
             send(&Message::Welcome(Welcome {
                 region: RemoteRange { rkey: mr.rkey(), first_address: 0, len: PAGE },

@@ -1,4 +1,5 @@
-//! The verbs' semantics, one suite over every link of the software RNIC.
+//! The verbs' semantics, one suite over every provider and link: the software RNIC's (`shm`, `tcp` with keys and without, `unix`), the simulated RNIC, and
+//! in a virtual machine an RNIC. `suite!` below says which tests run where; `abilities` says which of them have nothing to test over which link.
 
 use cuttlefs_common::ids::{FileKey, QpNumber, Rkey};
 use cuttlefs_common::memory::SharedMemory;
@@ -6,22 +7,25 @@ use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileAtomic,
     FileRead, FileTarget, FileValue, FileWrite, LinkKind, Listener, MemoryRegion, PostError,
-    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr,
-    Sge, SharedReceiveQueue, WcStatus, WindowId, WrId,
+    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SGES_MAX, SendOp,
+    SendWr, Sge, SgeList, SharedReceiveQueue, WcStatus, WindowId, WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+mod abilities;
 mod access;
 mod draining;
 mod files;
 mod flush;
 mod pair;
 mod queues;
+mod ranges;
 mod shared;
 mod windows;
 
+use abilities::{Ability, abilities_are_as_expected, has};
 use access::{
     access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
     many_registrations_stay_reachable, refused, silent_failure_is_heard,
@@ -49,14 +53,20 @@ use queues::{
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
     two_threads_post_to_one_queue_pair, what_is_inline_is_copied_by_the_post,
 };
+use ranges::{
+    a_message_fills_ranges_as_far_as_it_goes, a_word_in_two_ranges_is_not_torn, lengths_of_ranges_add_up,
+    one_bad_range_spoils_its_request, several_ranges_are_one_string_of_bytes, too_many_ranges_are_no_request,
+    what_is_inline_is_gathered_by_the_post,
+};
 use shared::{
     a_broken_queue_pair_leaves_shared_receives, a_dry_shared_queue_lets_messages_wait,
     a_message_too_long_breaks_only_its_queue_pair, queue_pairs_share_receives,
-    receives_of_a_queue_pair_that_is_gone_come_back,
+    receives_of_a_queue_pair_that_is_gone_come_back, shared_receives_have_several_ranges,
 };
 use windows::{
     a_window_is_of_one_queue_pair, a_window_opens_its_range, a_window_opens_nothing_else,
-    an_invalidated_window_opens_nothing,
+    a_window_that_is_dropped_opens_nothing, an_invalidated_window_opens_nothing,
+    what_cannot_be_bound_breaks_its_queue_pair,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -275,21 +285,32 @@ fn refusals_and_shutdown(link: LinkKind) {
     assert_eq!(matches!(error, RdmaError::Unsupported(_)), link != LinkKind::Rdma, "{error}");
 }
 
-/// The suite over every link. Tests under `everywhere` and `and_simulated` run over an RNIC, too; those under `software` do not, for the reasons that
-/// `rdma::verbs_provider` gives. Only `and_simulated` runs over the simulated RNIC, whose queues and ends differ.
+/// The suite over every link: which tests run where. The lists are of tests that run
+/// * `everywhere`;
+/// * `with_time`: not over the simulated RNIC, where both ends are of one thread, nobody sleeps, and one end's end takes unpolled messages with it;
+/// * `but_hardware`: over all but an RNIC, for the reasons that `rdma::verbs_provider` gives;
+/// * `files`: as those, but over a simulated network whose targets translate;
+/// * `software`: over the software RNIC only: their FLUSHes wait until the test goes on, and the simulated RNIC's are over with the post.
 macro_rules! suite {
-    (everywhere: $($name:ident),*; and_simulated: $($both:ident),*; software: $($soft:ident),* $(,)?) => {
-        suite!(@links $($name)* $($both)*; $($soft)*);
-        mod sim { $(#[test] fn $both() { super::$both(super::LinkKind::Sim) })* }
+    (
+        everywhere: $($every:ident),*; with_time: $($time:ident),*; but_hardware: $($all:ident),*; files: $($files:ident),*;
+        software: $($soft:ident),* $(,)?
+    ) => {
+        suite!(@soft shm, super::LinkKind::Shm; $($every)* $($time)* $($all)* $($files)* $($soft)*);
+        suite!(@soft tcp, super::LinkKind::Tcp; $($every)* $($time)* $($all)* $($files)* $($soft)*);
+        suite!(@soft unix, super::LinkKind::Unix; $($every)* $($time)* $($all)* $($files)* $($soft)*);
+        suite!(@keyed tls, super::LinkKind::Tcp; $($every)* $($time)* $($all)* $($files)* $($soft)*);
+        suite!(@soft sim, super::LinkKind::Sim; $($every)* $($all)*);
+        mod sim_target { $(#[test] fn $files() { super::pair::with_simulated_target(super::$files) })* }
+        suite!(@hard $($every)* $($time)*);
     };
-    (@links $($name:ident)*; $($soft:ident)*) => {
-        mod shm { $(#[test] fn $name() { super::$name(super::LinkKind::Shm) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Shm) })* }
-        mod tcp { $(#[test] fn $name() { super::$name(super::LinkKind::Tcp) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Tcp) })* }
-        mod unix { $(#[test] fn $name() { super::$name(super::LinkKind::Unix) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Unix) })* }
-        mod tls {
-            $(#[test] fn $name() { super::pair::with_keys(super::LinkKind::Tcp, super::$name) })*
-            $(#[test] fn $soft() { super::pair::with_keys(super::LinkKind::Tcp, super::$soft) })*
-        }
+    (@soft $module:ident, $link:expr; $($name:ident)*) => {
+        mod $module { $(#[test] fn $name() { super::$name($link) })* }
+    };
+    (@keyed $module:ident, $link:expr; $($name:ident)*) => {
+        mod $module { $(#[test] fn $name() { super::pair::with_keys($link, super::$name) })* }
+    };
+    (@hard $($name:ident)*) => {
         #[cfg(feature = "verbs")]
         mod rdma { $(#[test] #[ignore = "wants an RNIC"] fn $name() { super::$name(super::LinkKind::Rdma) })* }
         #[cfg(feature = "verbs")]
@@ -302,10 +323,17 @@ macro_rules! suite {
 
 suite!(
     everywhere:
+    abilities_are_as_expected,
     send_and_receive,
     one_sided,
     write_imm_and_atomics,
     order_and_silence,
+    several_ranges_are_one_string_of_bytes,
+    a_message_fills_ranges_as_far_as_it_goes,
+    too_many_ranges_are_no_request,
+    one_bad_range_spoils_its_request,
+    lengths_of_ranges_add_up,
+    a_word_in_two_ranges_is_not_torn,
     reads_see_whole_words_in_order,
     access_errors,
     silent_failure_is_heard,
@@ -314,11 +342,8 @@ suite!(
     many_registrations_stay_reachable,
     message_too_long,
     messages_wait_for_receives,
-    queues_are_bounded,
     a_queue_takes_its_depth_whatever_the_provider_does_beside,
-    close_flushes_and_the_peer_notices,
     a_hundred_on_one_queue,
-    ping_pong_loses_no_wake_up,
     two_threads_post_to_one_queue_pair,
     windows_are_mapped_read_only,
     flush_errors,
@@ -326,33 +351,42 @@ suite!(
     a_region_says_how_far_it_is_flushed,
     the_owners_bytes_are_not_the_peers,
     a_target_that_closed_takes_no_flush,
-    writes_to_memory_that_was_let_go_of_are_refused,
-    refusals_and_shutdown;
-    and_simulated:
     queue_pairs_share_receives,
     a_dry_shared_queue_lets_messages_wait,
     a_broken_queue_pair_leaves_shared_receives,
     a_message_too_long_breaks_only_its_queue_pair,
     receives_of_a_queue_pair_that_is_gone_come_back,
+    shared_receives_have_several_ranges,
     a_receive_whose_memory_was_let_go_of_takes_nothing,
     reads_into_memory_that_was_let_go_of_end,
     what_is_inline_is_copied_by_the_post,
+    what_is_inline_is_gathered_by_the_post,
     a_window_opens_its_range,
     a_window_opens_nothing_else,
     an_invalidated_window_opens_nothing,
-    a_window_is_of_one_queue_pair;
-    software:
+    a_window_is_of_one_queue_pair,
+    a_window_that_is_dropped_opens_nothing,
+    what_cannot_be_bound_breaks_its_queue_pair;
+    with_time:
+    queues_are_bounded,
+    close_flushes_and_the_peer_notices,
+    ping_pong_loses_no_wake_up,
+    writes_to_memory_that_was_let_go_of_are_refused,
+    refusals_and_shutdown;
+    but_hardware:
     a_burst_larger_than_the_link_arrives,
+    real_devices_persist;
+    files:
     files_are_read_by_the_engine,
     files_are_written_where_the_target_takes_it,
-    files_are_changed_by_atomics_and_appends,
+    files_are_changed_by_atomics_and_appends;
+    software:
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_failed_device_fails_its_flush,
     a_refusal_waits_for_the_flush_before_it,
     a_connection_that_ends_forgets_its_flush,
     messages_are_flushed_where_they_land,
     a_flush_waits_for_messages_without_a_place,
-    real_devices_persist,
 );
 
 #[test]

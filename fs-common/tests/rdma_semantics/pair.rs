@@ -27,7 +27,7 @@ fn device(link: LinkKind) -> Arc<dyn Device> {
             let trust = if KEYED.get() { tcp } else { TcpSecurity::Insecure };
             cuttlefs_common::rdma::verbs_provider::VerbsDevice::to_listen(&endpoint, trust).expect("an RNIC")
         }
-        LinkKind::Sim => NETWORK.with(SimNetwork::device),
+        LinkKind::Sim => NETWORK.with_borrow(SimNetwork::device),
         _ => SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() }),
     }
 }
@@ -36,7 +36,13 @@ thread_local! {
     /// Whether the RNICs that this thread makes have a key. With one, `tcp` is encrypted.
     static KEYED: Cell<bool> = const { Cell::new(false) };
     /// The network of this thread's simulated RNICs.
-    static NETWORK: Arc<SimNetwork> = SimNetwork::new(Translation::InitiatorByReads);
+    static NETWORK: RefCell<Arc<SimNetwork>> = RefCell::new(SimNetwork::new(Translation::InitiatorByReads));
+}
+
+/// Runs a test over a simulated network whose targets translate file addresses.
+pub(super) fn with_simulated_target(test: fn(LinkKind)) {
+    NETWORK.replace(SimNetwork::new(Translation::Target));
+    test(LinkKind::Sim);
 }
 
 pub(super) fn keys() -> ClusterKeys {
@@ -96,7 +102,7 @@ impl Half {
     }
 
     pub(super) fn receive(&self, id: u64, offset: u64, len: u32) -> RecvWr {
-        RecvWr { wr_id: WrId(id), local: self.mr.sge(offset, len) }
+        RecvWr { wr_id: WrId(id), local: self.mr.sge(offset, len).into() }
     }
 
     pub(super) fn place(&self, offset: u64) -> Remote {
@@ -114,8 +120,8 @@ pub(super) fn next_of(cq: &dyn CompletionQueue) -> Completion {
     out[0]
 }
 
-pub(super) fn send(id: u64, op: SendOp, local: Sge) -> SendWr {
-    SendWr { wr_id: WrId(id), op, local, signaled: true }
+pub(super) fn send(id: u64, op: SendOp, local: impl Into<SgeList>) -> SendWr {
+    SendWr { wr_id: WrId(id), op, local: local.into(), signaled: true }
 }
 
 pub(super) struct Pair {
@@ -190,11 +196,26 @@ impl Pair {
         access: Access,
         first: impl FnOnce(&Half, &Half) -> [Vec<RecvWr>; 2],
     ) -> Self {
+        Self::as_configured(link, access, |half| half.config(depth), first)
+    }
+
+    /// A pair whose queue pairs take several ranges a request.
+    pub(super) fn gathering(link: LinkKind, max_sges: u32) -> Self {
+        Self::as_configured(link, Access::ALL, |half| half.config(16).sges(max_sges), |_, _| [vec![], vec![]])
+    }
+
+    fn as_configured(
+        link: LinkKind,
+        access: Access,
+        config: impl Fn(&Half) -> QpConfig,
+        first: impl FnOnce(&Half, &Half) -> [Vec<RecvWr>; 2],
+    ) -> Self {
         let dir = tempfile::tempdir().expect("dir");
         let (client, server) = (Half::new(link, Access::ALL), Half::new(link, access));
         let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
         let receives = first(&client, &server);
-        let (client_qp, server_qp, _) = join(&client, &server, &listener, depth, receives);
+        let configs = [config(&client), config(&server)];
+        let (client_qp, server_qp, _) = join_as(&client, &listener, configs, receives);
         assert_eq!((client_qp.link(), server_qp.link()), (link, link));
         let is_keyed = matches!(server_qp.peer(), PeerIdentity::Key { name, .. } if &*name == "pair");
         assert_eq!(is_keyed, KEYED.get(), "{}", server_qp.peer());

@@ -1,6 +1,9 @@
-//! Receives that queue pairs share. A device without them says so.
+//! Receives that queue pairs share. Where there are none, `abilities` has the test of that.
 
 use super::*;
+
+/// Local ranges of a shared receive.
+const SHARED_SGES: u32 = 2;
 
 /// A server's half with shared receives, and two connections that take from them.
 struct Sharing {
@@ -15,19 +18,14 @@ struct Sharing {
 }
 
 impl Sharing {
-    /// Posts `depth` receives of `len` bytes, each at 64 times its number. `None`: the device says that it has no shared receives.
+    /// Posts `depth` receives of `len` bytes, each at 64 times its number. `None`: there are no shared receives over this link.
     fn new(link: LinkKind, depth: u32, len: u32) -> Option<Self> {
         let dir = tempfile::tempdir().expect("dir");
         let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
-        let has_some = server.device.capabilities().shared_receives;
-        let receives = match server.pd.create_shared_receives(depth) {
-            Ok(receives) => receives,
-            Err(error) => {
-                assert!(!has_some && matches!(error, RdmaError::Unsupported(_)), "{error}");
-                return None;
-            }
-        };
-        assert!(has_some, "it does what it says that it cannot");
+        if !has(link, Ability::SharedReceives, server.device.capabilities().shared_receives) {
+            return None;
+        }
+        let receives = server.pd.create_shared_receives(depth, SHARED_SGES).expect("shared receives");
         let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
         let all: Vec<_> = (0..u64::from(depth)).map(|id| server.receive(id, id * 64, len)).collect();
         receives.post(&all).expect("receives");
@@ -156,4 +154,26 @@ pub(super) fn receives_of_a_queue_pair_that_is_gone_come_back(link: LinkKind) {
     sharing.server.nothing();
     sharing.say(&sharing.two, 1, b"heard");
     assert_eq!(sharing.hear().2, b"heard");
+}
+
+/// A shared receive fills its ranges in order. One with more of them than the queue was made for is not posted.
+pub(super) fn shared_receives_have_several_ranges(link: LinkKind) {
+    let Some(sharing) = Sharing::new(link, 4, 4) else { return };
+    for id in 0..4 {
+        sharing.say(&sharing.one, id, b"four");
+        assert_eq!(sharing.hear().2, b"four");
+    }
+    let server = &sharing.server;
+    let local = |ranges: &[(u64, u32)]| {
+        let ranges: Vec<_> = ranges.iter().map(|(at, len)| server.mr.sge(*at, *len)).collect();
+        SgeList::of(&ranges).expect("few")
+    };
+    let two = RecvWr { wr_id: WrId(5), local: local(&[(1000, 3), (2000, 61)]) };
+    let three = RecvWr { wr_id: WrId(6), local: local(&[(0, 1), (10, 1), (20, 1)]) };
+    let refused = Err(PostError::TooManySges { posted: 1, most: SHARED_SGES });
+    assert_eq!(sharing.receives.post(&[two, three, two]), refused);
+    sharing.say(&sharing.two, 5, b"several");
+    ok(server.next(), 5, CompletionKind::Recv, 7);
+    assert_eq!((server.bytes(1000, 4), server.bytes(2000, 5)), (b"sev\0".to_vec(), b"eral\0".to_vec()));
+    server.nothing();
 }

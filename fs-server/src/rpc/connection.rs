@@ -189,7 +189,7 @@ impl Connection {
     fn receive(region: &dyn MemoryRegion, index: usize) -> RecvWr {
         RecvWr {
             wr_id: WorkId::Receive(index).encode(),
-            local: region.sge((MESSAGE * index) as u64, MAX_MESSAGE_BYTES),
+            local: region.sge((MESSAGE * index) as u64, MAX_MESSAGE_BYTES).into(),
         }
     }
 
@@ -423,7 +423,7 @@ impl ReplyBuffer {
         let send = SendWr {
             wr_id: WorkId::Reply(self.index).encode(),
             op: SendOp::Send,
-            local: self.connection.region.sge((self.offset() + start) as u64, len as u32),
+            local: self.connection.region.sge((self.offset() + start) as u64, len as u32).into(),
             signaled: true,
         };
         if let Some(reply) = &mut self.connection.in_flight.lock()[self.index] {

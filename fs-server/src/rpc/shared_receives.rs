@@ -50,7 +50,7 @@ impl SharedReceives {
         let memory = SharedMemory::new("cuttlefs-receives", MESSAGE * RECEIVES_OF_PEER)
             .map_err(|source| failed("allocate memory for", source))?;
         let region = pd.register(Arc::new(memory), Access::LOCAL)?;
-        let queue = pd.create_shared_receives(RECEIVES_OF_PEER as u32)?;
+        let queue = pd.create_shared_receives(RECEIVES_OF_PEER as u32, 1)?;
         let receives = Self { number, queue, region, told: AtomicU64::new(0) };
         let all: Vec<_> = (0..RECEIVES_OF_PEER).map(|index| receives.receive(index)).collect();
         receives.queue.post(&all).map_err(|error| failed("post", std::io::Error::other(error)))?;
@@ -65,7 +65,7 @@ impl SharedReceives {
     fn receive(&self, index: usize) -> RecvWr {
         RecvWr {
             wr_id: WorkId::Shared { queue: self.number, index }.encode(),
-            local: self.region.sge((MESSAGE * index) as u64, MAX_MESSAGE_BYTES),
+            local: self.region.sge((MESSAGE * index) as u64, MAX_MESSAGE_BYTES).into(),
         }
     }
 

@@ -72,7 +72,7 @@ impl Transfers {
                 Direction::Pull => SendOp::Read(remote),
                 Direction::Push => SendOp::Write(remote),
             },
-            local: bounce.sge(connection.rnic(), start, len),
+            local: bounce.sge(connection.rnic(), start, len).into(),
             signaled: true,
         };
         if !connection.post_send(request) {

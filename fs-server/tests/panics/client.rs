@@ -68,7 +68,7 @@ impl Client {
         message.extend_from_slice(&bytes[..len]);
         self.region.memory().write(0, &message);
         let local = self.region.sge(0, message.len() as u32);
-        let send = SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: true };
+        let send = SendWr { wr_id: WrId(0), op: SendOp::Send, local: local.into(), signaled: true };
         self.qp.post_send(&[send]).expect("posted");
         let len = self.received() as usize;
         let mut reply = vec![0; len];
@@ -150,5 +150,5 @@ impl Client {
 }
 
 fn receive(region: &dyn MemoryRegion) -> RecvWr {
-    RecvWr { wr_id: WrId(1), local: region.sge(MESSAGE as u64, MESSAGE as u32) }
+    RecvWr { wr_id: WrId(1), local: region.sge(MESSAGE as u64, MESSAGE as u32).into() }
 }

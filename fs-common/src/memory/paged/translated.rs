@@ -194,6 +194,13 @@ impl Translated {
         })
     }
 
+    /// Copies bytes in, as [`Self::copy_in`] does.
+    pub fn write_in(&self, slot: usize, offset: u64, bytes: &[u8]) -> bool {
+        self.write_each(Some(slot), offset, bytes.len(), |at, done, part| {
+            self.frames.write_word_last(at, &bytes[done..done + part]);
+        })
+    }
+
     /// Cuts a range into batches of up to `most` pages.
     fn batches(offset: u64, len: usize, most: usize) -> impl Iterator<Item = Batch> {
         let mut done = 0;

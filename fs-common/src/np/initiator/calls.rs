@@ -55,7 +55,7 @@ impl Calls {
     /// The receive with this number.
     pub(super) fn receive(&self, number: usize) -> RecvWr {
         let at = self.at + (RPC_DEPTH + number) * BUFFER_LEN;
-        RecvWr { wr_id: WrId(number as u64), local: self.buffers.sge(at as u64, BUFFER_LEN as u32) }
+        RecvWr { wr_id: WrId(number as u64), local: self.buffers.sge(at as u64, BUFFER_LEN as u32).into() }
     }
 
     /// The message that came to a receive.
@@ -76,7 +76,7 @@ impl Calls {
         let at = self.at + number * BUFFER_LEN;
         self.buffers.memory().write(at, &bytes);
         let local = self.buffers.sge(at as u64, bytes.len() as u32);
-        SendWr { wr_id, op: SendOp::Send, local, signaled: true }
+        SendWr { wr_id, op: SendOp::Send, local: local.into(), signaled: true }
     }
 
     /// The next request to post, if a call is free for it.

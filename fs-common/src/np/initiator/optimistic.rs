@@ -40,7 +40,7 @@ impl NpPeer {
         let read = SendWr {
             wr_id: WrId(READ_DONE << 32 | slot as u64),
             op: SendOp::Read(self.welcome.region.at(wr.offset)),
-            local: region.sge(at, wr.len),
+            local: region.sge(at, wr.len).into(),
             signaled: true,
         };
         self.posts.push(read);
@@ -57,7 +57,7 @@ impl NpPeer {
         let write = SendWr {
             wr_id: if alone && told { checked } else { WrId(slot as u64) },
             op: SendOp::Write(self.welcome.region.at(flight.wr.offset)),
-            local: region.sge(at, flight.wr.len),
+            local: region.sge(at, flight.wr.len).into(),
             signaled: alone && told,
         };
         self.flights[slot].entries_in = (slot, *pages.start());
@@ -98,7 +98,7 @@ impl NpPeer {
                 rkey: Rkey(self.welcome.table_rkey),
                 offset: self.welcome.table_address.wrapping_add(first * 8),
             }),
-            local: self.control.sge(at as u64, (count * 8) as u32),
+            local: self.control.sge(at as u64, (count * 8) as u32).into(),
             signaled: wr_id.is_some(),
         }
     }

@@ -66,7 +66,7 @@ impl Channel {
             }
         }
         let qp = asking.queue_pair().clone();
-        let receives = [RecvWr { wr_id: WrId(1), local: Sge::EMPTY }; SLOTS as usize];
+        let receives = [RecvWr { wr_id: WrId(1), local: Sge::EMPTY.into() }; SLOTS as usize];
         qp.post_recv(&receives).map_err(|_| RemoteError::Cut)?;
         let message = vec![0; shape.len()];
         Ok(Self {
@@ -119,7 +119,8 @@ impl Channel {
             memory.fill(at + payload.start + bytes.len(), payload.len() - bytes.len(), 0);
         }
         let local = self.messages.sge(at as u64, self.shape.len() as u32);
-        let send = SendWr { wr_id: WrId(slot as u64), op: SendOp::Send, local, signaled: false };
+        let send =
+            SendWr { wr_id: WrId(slot as u64), op: SendOp::Send, local: local.into(), signaled: false };
         self.qp.post_send(&[send]).map_err(|_| NotBegun::Broken)?;
         self.slots[slot] = Some(page);
         self.outstanding += 1;
@@ -130,7 +131,7 @@ impl Channel {
     /// An operation is done: returns its slot and page, and posts the receive for another.
     pub(super) fn arrived(&mut self, tag: u32) -> Option<(u32, u64)> {
         // A broken connection is found when it is used.
-        let _ = self.qp.post_recv(&[RecvWr { wr_id: WrId(1), local: Sge::EMPTY }]);
+        let _ = self.qp.post_recv(&[RecvWr { wr_id: WrId(1), local: Sge::EMPTY.into() }]);
         let page = self.slots.get_mut(tag as usize)?.take()?;
         self.outstanding -= 1;
         Some((tag, page))

@@ -61,10 +61,10 @@ impl Asking {
         let bytes = encode(question)?;
         self.region.memory().write(0, &bytes);
         let room = self.region.sge(MESSAGE_MAX as u64, MESSAGE_MAX as u32);
-        self.qp.post_recv(&[RecvWr { wr_id: WrId(1), local: room }]).map_err(gone)?;
+        self.qp.post_recv(&[RecvWr { wr_id: WrId(1), local: room.into() }]).map_err(gone)?;
         let local = self.region.sge(0, bytes.len() as u32);
         self.qp
-            .post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])
+            .post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local: local.into(), signaled: false }])
             .map_err(gone)?;
         let deadline = Instant::now() + PATIENCE;
         let mut completions = Vec::new();

@@ -63,7 +63,10 @@ impl Connections {
     }
 
     fn receive(&self, place: usize) -> RecvWr {
-        RecvWr { wr_id: RECEIVE, local: self.slab.sge((place * 2 * MESSAGE_MAX) as u64, MESSAGE_MAX as u32) }
+        RecvWr {
+            wr_id: RECEIVE,
+            local: self.slab.sge((place * 2 * MESSAGE_MAX) as u64, MESSAGE_MAX as u32).into(),
+        }
     }
 
     /// A place for a connection.
@@ -104,7 +107,7 @@ impl Connections {
         let send = SendWr {
             wr_id: WrId(0),
             op: SendOp::Send,
-            local: self.slab.sge(at as u64, bytes.len() as u32),
+            local: self.slab.sge(at as u64, bytes.len() as u32).into(),
             signaled: false,
         };
         let receive = match connection.role {

@@ -2,16 +2,18 @@
 
 use super::queue::{Role, SimPair, SimQueue};
 use super::shared_receives::SimShared;
+use super::window::Openings;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::life::{Event, Life};
 use crate::memory::SharedMemory;
 use crate::memory::paged::PagedMemory;
 use crate::persist::Persistence;
+use crate::rdma::verbs::count_within;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileAtomic, FileRead,
     FileTarget, FileValue, FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion,
     PagedAccess, PeerIdentity, Placement, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr,
-    RegionOwner, Remote, Sge, SharedReceiveQueue, WcStatus, WindowId,
+    RegionOwner, Remote, SGES_MAX, Sge, SharedReceiveQueue, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -20,6 +22,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
+/// Largest two-sided message.
+pub(super) const MAX_MESSAGE_BYTES: u32 = 1 << 20;
+/// Largest one-sided transfer.
+pub(super) const MAX_TRANSFER_BYTES: u32 = 1 << 30;
 /// Steps that a connect waits for the other side before it gives up.
 const CONNECT_STEPS: usize = 10_000;
 
@@ -178,6 +184,7 @@ impl SimNetwork {
             this: this.clone(),
             network: self.clone(),
             regions: Mutex::default(),
+            openings: Openings::default(),
             target: Mutex::default(),
         })
     }
@@ -199,6 +206,7 @@ pub struct SimDevice {
     this: Weak<SimDevice>,
     network: Arc<SimNetwork>,
     regions: Mutex<HashMap<u32, Registration>>,
+    openings: Openings,
     target: Mutex<Option<Arc<dyn FileTarget>>>,
 }
 
@@ -212,19 +220,39 @@ impl SimDevice {
         (allowed && inside && region.paged.is_none()).then(|| (region.memory.clone(), sge.offset as usize))
     }
 
+    pub(super) fn openings(&self) -> &Openings {
+        &self.openings
+    }
+
+    pub(super) fn new_key(&self) -> u32 {
+        self.network.number()
+    }
+
+    /// The memory of a region to which a window can be bound; `writes`: to change it.
+    pub(super) fn to_bind(&self, lkey: Lkey, writes: bool) -> Option<Arc<SharedMemory>> {
+        let regions = self.regions.lock();
+        let region = regions.get(&lkey.0).filter(|region| region.paged.is_none())?;
+        let Access { local_write, remote_write, remote_atomic, .. } = region.access;
+        (!writes || local_write || remote_write || remote_atomic).then(|| region.memory.clone())
+    }
+
     fn domain(&self, key: u32) -> Option<Arc<dyn Persistence>> {
         self.regions.lock().get(&key).and_then(|region| region.persistence.clone())
     }
 
     fn remote(
         &self,
+        qp: QpNumber,
         rkey: Rkey,
         offset: u64,
         len: usize,
         allowed: impl Fn(&Access) -> bool,
     ) -> Result<Arc<SharedMemory>, WcStatus> {
         let regions = self.regions.lock();
-        let region = regions.get(&rkey.0).ok_or(WcStatus::RemoteAccess)?;
+        let Some(region) = regions.get(&rkey.0) else {
+            let opened = self.openings.find(rkey, qp, (offset, len), allowed);
+            return opened.ok_or(WcStatus::RemoteAccess);
+        };
         if allowed(&region.access) && region.memory.contains(offset, len as u64) {
             Ok(region.memory.clone())
         } else {
@@ -286,14 +314,32 @@ impl SimDevice {
     ) -> Result<Arc<SimPair>, RdmaError> {
         let queues = (Self::queue(qp.send_cq.clone())?, Self::queue(qp.recv_cq.clone())?);
         let shared = qp.shared_receives.clone().map(Self::shared).transpose()?;
+        check_sges(qp.max_sges)?;
+        if count_within(&receives, qp.max_sges) < receives.len() {
+            return Err(RdmaError::Unsupported(format!(
+                "a first receive names more than {} local ranges",
+                qp.max_sges
+            )));
+        }
         let number = QpNumber(self.network.number());
         Ok(SimPair::new(number, role, self.clone(), queues, shared, qp, receives))
     }
 }
 
+fn check_sges(max_sges: u32) -> Result<(), RdmaError> {
+    if (1..=SGES_MAX as u32).contains(&max_sges) {
+        return Ok(());
+    }
+    Err(RdmaError::Unsupported(format!(
+        "{max_sges} local ranges of a request are not between 1 and {SGES_MAX}"
+    )))
+}
+
 /// The target of one-sided requests, as one queue pair's peer sees it.
 pub(super) struct Peer<'p> {
     pub(super) device: &'p SimDevice,
+    /// The number of that queue pair, at the target.
+    pub(super) qp: QpNumber,
     pub(super) owner: RegionOwner,
     /// Whether the request touched a page that was not there.
     pub(super) absent: &'p AtomicBool,
@@ -319,7 +365,7 @@ impl Peer<'_> {
                 match self.device.paged(rkey, offset, len, may)? {
                     Some(paged) => self.note_absent(paged.translated().read(offset, &mut bytes)),
                     None => {
-                        let memory = self.device.remote(rkey, offset, len, may)?;
+                        let memory = self.device.remote(self.qp, rkey, offset, len, may)?;
                         memory.read_as_rnic(offset as usize, &mut bytes);
                     }
                 }
@@ -334,7 +380,11 @@ impl Peer<'_> {
                 bytes.truncate(valid);
             }
             Remote::Bitmap { filekey, first_page } => {
-                self.target()?.read_bitmap(self.owner, filekey, first_page, &mut bytes)?;
+                let target = self.target()?;
+                if !first_page.is_multiple_of(8) {
+                    return Err(WcStatus::RemoteInvalid);
+                }
+                target.read_bitmap(self.owner, filekey, first_page, &mut bytes)?;
             }
         }
         Ok(bytes)
@@ -348,7 +398,7 @@ impl Peer<'_> {
                     self.note_absent(paged.translated().write(offset, bytes));
                     return Ok(());
                 }
-                let memory = self.device.remote(rkey, offset, bytes.len(), may)?;
+                let memory = self.device.remote(self.qp, rkey, offset, bytes.len(), may)?;
                 memory.write_word_last(offset as usize, bytes);
                 Ok(())
             }
@@ -365,7 +415,7 @@ impl Peer<'_> {
 
     pub(super) fn flush(&self, remote: Remote, len: usize, placement: Placement) -> Result<(), WcStatus> {
         let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
-        let memory = self.device.remote(rkey, offset, len, |access| access.remote_flush)?;
+        let memory = self.device.remote(self.qp, rkey, offset, len, |access| access.remote_flush)?;
         if placement == Placement::Visibility {
             // Requests execute whole when they are posted, so earlier writes are visible.
             return Ok(());
@@ -405,7 +455,7 @@ impl Peer<'_> {
         let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
         let memory = self
             .device
-            .remote(rkey, offset, 8, |access| access.remote_atomic && offset >= access.own_bytes)?;
+            .remote(self.qp, rkey, offset, 8, |access| access.remote_atomic && offset >= access.own_bytes)?;
         let word = memory.atomic_u64(offset as usize);
         let mut old = word.load(Ordering::SeqCst);
         while let Err(now) =
@@ -507,11 +557,16 @@ impl ProtectionDomain for SimDomain {
         Ok(Arc::new(SimRegion { device: self.device.clone(), key, memory: frames, reach }))
     }
 
-    fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+    fn create_shared_receives(
+        &self,
+        depth: u32,
+        max_sges: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+        check_sges(max_sges)?;
         if !self.device.has_shared_receives() {
             return Err(RdmaError::Unsupported("this simulated device has no shared receive queues".into()));
         }
-        Ok(Arc::new(SimShared::new(depth)))
+        Ok(Arc::new(SimShared::new(depth, max_sges)))
     }
 
     fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
@@ -652,19 +707,20 @@ impl Device for SimDevice {
         Capabilities {
             file_regions: self.network.translation == Translation::Target,
             windows: self.network.translation == Translation::Initiator,
-            max_message_bytes: 1 << 20,
-            max_transfer_bytes: 1 << 30,
+            max_message_bytes: MAX_MESSAGE_BYTES,
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: 1 << 16,
+            max_sges: SGES_MAX as u32,
             word_last: true,
             flush: FlushReach::Persistence,
             atomic_write: false,
             shared_receives: self.has_shared_receives(),
-            memory_windows: false,
+            memory_windows: true,
             // A READ is a copy from the process's own mapping.
             on_demand_paging: true,
             paged_memory: true,
-            // A FLUSH places the messages that were sent before it.
             chains: false,
+            // A FLUSH places the messages that were sent before it.
             flush_after_send: true,
         }
     }

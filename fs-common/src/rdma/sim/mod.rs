@@ -17,6 +17,7 @@
 mod link;
 mod queue;
 mod shared_receives;
+mod window;
 
 pub use link::{Cut, SimDevice, SimNetwork, Translation};
 

@@ -1,13 +1,16 @@
 //! Completion queues and queue pairs of the simulated RNIC.
 
-use super::link::{Cut, Fate, Peer, SimDevice};
+use super::link::{Cut, Fate, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, Peer, SimDevice};
 use super::shared_receives::SimShared;
-use crate::ids::{Lkey, QpNumber};
+use super::window::SimWindow;
+use crate::ids::QpNumber;
 use crate::life::Event;
 use crate::memory::SharedMemory;
+use crate::rdma::verbs::count_within;
 use crate::rdma::{
-    Completion, CompletionKind, CompletionQueue, FileAtomic, LinkKind, LocalPeer, PeerIdentity, PostError,
-    QpConfig, QpState, QueuePair, RecvWr, RegionOwner, SendOp, SendWr, Sge, WcStatus,
+    Completion, CompletionKind, CompletionQueue, FileAtomic, LinkKind, LocalPeer, MemoryWindow, PeerIdentity,
+    PostError, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, SgeList,
+    WcStatus, WrId,
 };
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -97,6 +100,8 @@ pub(super) enum Role {
 
 /// A queue pair.
 pub(super) struct SimPair {
+    /// For windows, which hold a reference.
+    this: Weak<SimPair>,
     number: QpNumber,
     role: Role,
     device: Arc<SimDevice>,
@@ -125,7 +130,8 @@ impl SimPair {
             owner: RegionOwner::default(),
         };
         let (send_cq, recv_cq) = queues;
-        let pair = Arc::new(Self {
+        let pair = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             number,
             role,
             device,
@@ -137,6 +143,19 @@ impl SimPair {
         });
         pair.recv_cq.pairs.lock().push(Arc::downgrade(&pair));
         pair
+    }
+
+    pub(super) fn device(&self) -> &SimDevice {
+        &self.device
+    }
+
+    /// Completes a request of one of its windows. If it failed, the queue pair does.
+    pub(super) fn complete_of_window(&self, wr_id: WrId, kind: CompletionKind, status: WcStatus) {
+        let qp = self.number;
+        self.send_cq.push(Completion { wr_id, qp, kind, status, byte_len: 0, imm: None, absent: false });
+        if status != WcStatus::Success {
+            self.fail();
+        }
     }
 
     pub(super) fn join(self: &Arc<Self>, other: &Arc<Self>) {
@@ -190,14 +209,14 @@ impl SimPair {
 
     /// Writes a message to the memory of a receive.
     fn place(&self, receive: &RecvWr, message: &Message) -> WcStatus {
-        if message.bytes.len() > receive.local.len as usize {
-            return WcStatus::LocalLength;
+        match self.local(&receive.local, true) {
+            Ok(local) if message.bytes.len() > local.len => WcStatus::LocalLength,
+            Ok(local) => {
+                local.put(&message.bytes);
+                WcStatus::Success
+            }
+            Err(status) => status,
         }
-        match self.device.local(receive.local, true) {
-            Some((memory, offset)) => memory.write_word_last(offset, &message.bytes),
-            None => return WcStatus::LocalProtection,
-        }
-        WcStatus::Success
     }
 
     /// Delivers all messages that are under way: a FLUSH comes behind them.
@@ -245,7 +264,7 @@ impl SimPair {
         };
         let kind = self.cut_kind(&request.op);
         let event = if kind == Cut::Reply { Event::Sent } else { Event::OneSided };
-        if !self.device.network().allows(self.role, event, u64::from(request.local.len)) {
+        if !self.device.network().allows(self.role, event, request.local.len()) {
             return Err(WcStatus::Disconnected);
         }
         if peer.role == Role::Server && self.device.network().server_is_over() {
@@ -255,10 +274,19 @@ impl SimPair {
         if fate == Fate::Lost {
             return Err(WcStatus::Disconnected);
         }
-        let target = Peer { device: &peer.device, owner: peer.state.lock().owner, absent };
+        let target = Peer { device: &peer.device, qp: peer.number, owner: peer.state.lock().owner, absent };
         let reads_local =
             matches!(request.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-        let local = self.local(request.local, reads_local)?;
+        let local = self.local(&request.local, reads_local)?;
+        let is_right = match request.op {
+            SendOp::Send | SendOp::SendImm(_) => local.len <= MAX_MESSAGE_BYTES as usize,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => local.len == 8 && local.places.len() == 1,
+            SendOp::Flush { .. } => local.len == 0,
+            _ => local.len <= MAX_TRANSFER_BYTES as usize,
+        };
+        if !is_right {
+            return Err(WcStatus::LocalLength);
+        }
         match request.op {
             SendOp::Send => peer.arrive(local.bytes(), local.len, None, fate),
             SendOp::SendImm(imm) => peer.arrive(local.bytes(), local.len, Some(imm), fate),
@@ -268,6 +296,9 @@ impl SimPair {
                 return Ok(bytes.len() as u32);
             }
             SendOp::Write(remote) => target.write(remote, &local.bytes())?,
+            SendOp::WriteImm(Remote::File { .. } | Remote::Bitmap { .. }, _) => {
+                return Err(WcStatus::RemoteInvalid);
+            }
             SendOp::WriteImm(remote, imm) => {
                 target.write(remote, &local.bytes())?;
                 peer.arrive(Vec::new(), local.len, Some(imm), fate);
@@ -281,7 +312,7 @@ impl SimPair {
                 local.put(&old.to_le_bytes());
             }
             SendOp::Append { filekey, placed } => {
-                let placed = self.local(placed, true)?;
+                let placed = self.local(&placed.into(), true)?;
                 if placed.len != 8 {
                     return Err(WcStatus::LocalLength);
                 }
@@ -316,33 +347,43 @@ impl SimPair {
         state.inbox.push_back(message);
     }
 
-    fn local(&self, sge: Sge, write: bool) -> Result<Local, WcStatus> {
-        if sge.len == 0 && sge.lkey == Lkey(0) {
-            return Ok(Local { memory: None, len: 0 });
+    fn local(&self, ranges: &SgeList, write: bool) -> Result<Local, WcStatus> {
+        let mut local = Local::default();
+        for range in ranges.as_slice() {
+            let (memory, offset) = self.device.local(*range, write).ok_or(WcStatus::LocalProtection)?;
+            local.places.push((memory, offset, range.len as usize));
+            local.len += range.len as usize;
         }
-        let place = self.device.local(sge, write).ok_or(WcStatus::LocalProtection)?;
-        Ok(Local { memory: Some(place), len: sge.len as usize })
+        Ok(local)
     }
 }
 
-/// A checked local range.
+/// Checked local ranges, in order: one string of bytes.
+#[derive(Default)]
 struct Local {
-    memory: Option<(Arc<SharedMemory>, usize)>,
+    places: Vec<(Arc<SharedMemory>, usize, usize)>,
     len: usize,
 }
 
 impl Local {
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
-        if let Some((memory, offset)) = &self.memory {
-            memory.read(*offset, &mut bytes);
+        let mut rest = &mut bytes[..];
+        for (memory, offset, len) in &self.places {
+            let (part, behind) = rest.split_at_mut(*len);
+            memory.read(*offset, part);
+            rest = behind;
         }
         bytes
     }
 
+    /// Fills the ranges from the front.
     fn put(&self, bytes: &[u8]) {
-        if let Some((memory, offset)) = &self.memory {
-            memory.write(*offset, &bytes[..bytes.len().min(self.len)]);
+        let mut rest = &bytes[..bytes.len().min(self.len)];
+        for (memory, offset, len) in &self.places {
+            let (part, behind) = rest.split_at(rest.len().min(*len));
+            memory.write(*offset, part);
+            rest = behind;
         }
     }
 }
@@ -370,16 +411,20 @@ impl QueuePair for SimPair {
     }
 
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
-        for (posted, request) in requests.iter().enumerate() {
-            let state = self.state();
-            if state != QpState::ReadyToSend {
-                return Err(PostError::BadState { state });
-            }
-            if posted >= self.config.send_depth as usize {
-                return Err(PostError::QueueFull { posted });
-            }
+        let state = self.state();
+        if state != QpState::ReadyToSend {
+            return Err(PostError::BadState { state });
+        }
+        let most = self.config.max_sges;
+        let within = count_within(requests, most);
+        let posted = within.min(self.config.send_depth as usize);
+        for request in &requests[..posted] {
             let absent = AtomicBool::new(false);
-            let result = self.execute(request, &absent);
+            // One before it may have broken the queue pair.
+            let result = match self.state() {
+                QpState::ReadyToSend => self.execute(request, &absent),
+                _ => Err(WcStatus::Flushed),
+            };
             let absent = self.looks_pages_up() && absent.into_inner();
             if result.is_ok() && !request.signaled && !absent {
                 continue;
@@ -397,7 +442,11 @@ impl QueuePair for SimPair {
                 self.fail();
             }
         }
-        Ok(())
+        match () {
+            () if posted < within => Err(PostError::QueueFull { posted }),
+            () if posted < requests.len() => Err(PostError::TooManySges { posted, most }),
+            () => Ok(()),
+        }
     }
 
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {
@@ -408,13 +457,20 @@ impl QueuePair for SimPair {
         if state.state == QpState::Error {
             return Err(PostError::BadState { state: state.state });
         }
-        for (posted, request) in requests.iter().enumerate() {
+        let most = self.config.max_sges;
+        let posted = count_within(requests, most);
+        for (posted, request) in requests[..posted].iter().enumerate() {
             if state.receives.len() >= self.config.recv_depth as usize {
                 return Err(PostError::QueueFull { posted });
             }
             state.receives.push_back(*request);
         }
-        Ok(())
+        if posted < requests.len() { Err(PostError::TooManySges { posted, most }) } else { Ok(()) }
+    }
+
+    fn create_window(&self) -> Result<Arc<dyn MemoryWindow>, RdmaError> {
+        let this = self.this.upgrade().expect("a queue pair that is called is alive");
+        Ok(Arc::new(SimWindow::new(this)))
     }
 
     fn looks_pages_up(&self) -> bool {

@@ -41,7 +41,8 @@ use crate::rdma::sys;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, DeviceFigures, FileTarget,
-    FlushReach, Listener, MemoryRegion, PagedAccess, ProtectionDomain, QpConfig, RdmaError, WindowId,
+    FlushReach, Listener, MemoryRegion, PagedAccess, ProtectionDomain, QpConfig, RdmaError, SGES_MAX,
+    WindowId,
 };
 use cq::SoftCq;
 use listen::{SoftListener, post_first};
@@ -191,6 +192,12 @@ impl DeviceShared {
                 )));
             }
         }
+        if config.max_sges == 0 || config.max_sges as usize > SGES_MAX {
+            let asked = config.max_sges;
+            return Err(RdmaError::Unsupported(format!(
+                "{asked} local ranges of a request are not between 1 and {SGES_MAX}"
+            )));
+        }
         if config.shared_receives.is_some() {
             return Err(RdmaError::Unsupported("the software RNIC has no shared receive queues".to_owned()));
         }
@@ -201,6 +208,7 @@ impl DeviceShared {
             recv_cq: self.own_queue(&config.recv_cq)?,
             send_depth: config.send_depth,
             recv_depth: config.recv_depth,
+            max_sges: config.max_sges,
         })
     }
 }
@@ -243,6 +251,7 @@ impl Device for SoftDevice {
             max_message_bytes: MAX_MESSAGE_BYTES,
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: MAX_QUEUE_DEPTH,
+            max_sges: SGES_MAX as u32,
             word_last: true,
             flush: FlushReach::Persistence,
             atomic_write: false,

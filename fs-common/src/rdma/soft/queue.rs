@@ -5,14 +5,14 @@
 //! entries. None is held across a system call that can block.
 
 use super::cq::{Pumped, SoftCq};
-use super::region::{LocalRange, Registry};
+use super::region::{Local, Registry};
 use crate::breach::Breach;
 use crate::ids::QpNumber;
 use crate::rdma::chain::{Chain, WorkQueue};
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::{
     Completion, CompletionKind, LinkKind, PostError, QpState, QueuePair, RdmaError, RecvWr, RegionOwner,
-    SendOp, SendWr, WcStatus, WrId, no_chains,
+    SendOp, SendWr, WcStatus, WrId, count_within, no_chains,
 };
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -46,7 +46,7 @@ pub(super) struct Done {
 /// A posted receive.
 pub(super) struct PostedReceive {
     pub(super) wr_id: WrId,
-    pub(super) local: LocalRange,
+    pub(super) local: Local,
 }
 
 /// The common part of a queue pair.
@@ -59,6 +59,7 @@ pub(super) struct QpCore {
     pub(super) recv_cq: Arc<SoftCq>,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
+    pub(super) max_sges: u32,
     pub(super) slots: Arc<Slots>,
     state: AtomicU8,
     owner: AtomicU64,
@@ -73,9 +74,10 @@ pub(super) struct QpParts {
     pub(super) recv_cq: Arc<SoftCq>,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
+    pub(super) max_sges: u32,
 }
 
-/// Whether the provider writes the local range of an operation.
+/// Whether the provider writes the local ranges of an operation.
 pub(super) fn writes_local(op: &SendOp) -> bool {
     matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
 }
@@ -91,6 +93,7 @@ impl QpCore {
             recv_cq: parts.recv_cq,
             send_depth: parts.send_depth,
             recv_depth: parts.recv_depth,
+            max_sges: parts.max_sges,
             slots: Arc::new(Slots::default()),
             state: AtomicU8::new(QpState::Init as u8),
             owner: AtomicU64::new(0),
@@ -193,6 +196,11 @@ impl QpCore {
         }
     }
 
+    /// The result of a post that took all requests before the one with too many local ranges, if there is one.
+    pub(super) fn took(&self, posted: usize, of: usize) -> Result<(), PostError> {
+        if posted < of { Err(PostError::TooManySges { posted, most: self.max_sges }) } else { Ok(()) }
+    }
+
     /// Takes places for as many of `requests` as fit; returns how many.
     pub(super) fn reserve_sends(&self, requests: usize) -> usize {
         let mut taken = 0;
@@ -206,8 +214,9 @@ impl QpCore {
     /// Posts receives. An unregistered buffer completes with `LocalProtection`; the caller then fails the queue pair.
     pub(super) fn post_receives(&self, requests: &[RecvWr]) -> (Result<(), PostError>, bool) {
         let mut broken = false;
-        for (posted, request) in requests.iter().enumerate() {
-            let local = self.registry.local(request.local, true);
+        let within = count_within(requests, self.max_sges);
+        for (posted, request) in requests[..within].iter().enumerate() {
+            let local = self.registry.local(&request.local, true);
             let mut receives = self.receives.lock();
             // Under the lock, so that this sees an earlier flush, and a later flush sees these receives.
             let state = self.state();
@@ -228,7 +237,7 @@ impl QpCore {
                 }
             }
         }
-        (Ok(()), broken)
+        (if broken { Ok(()) } else { self.took(within, requests.len()) }, broken)
     }
 }
 
@@ -280,9 +289,10 @@ impl QueuePair for SoftQp {
         if state != QpState::ReadyToSend {
             return Err(PostError::BadState { state });
         }
-        let posted = core.reserve_sends(requests.len());
+        let within = count_within(requests, core.max_sges);
+        let posted = core.reserve_sends(within);
         self.0.submit(&requests[..posted]);
-        if posted < requests.len() { Err(PostError::QueueFull { posted }) } else { Ok(()) }
+        if posted < within { Err(PostError::QueueFull { posted }) } else { core.took(posted, requests.len()) }
     }
 
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {

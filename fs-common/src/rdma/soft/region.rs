@@ -14,10 +14,11 @@ use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
 use crate::memory::paged::PagedMemory;
 use crate::persist::Persistence;
-use crate::rdma::verbs::{Access, FlushReach, MemoryRegion, Sge, WcStatus, WindowId};
+use crate::rdma::verbs::{Access, FlushReach, MemoryRegion, Sge, SgeList, WcStatus, WindowId};
 use crate::world::{Random, SystemRandom};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Weak};
 
 /// A live registration.
@@ -104,10 +105,32 @@ pub enum PersistenceKind {
     AtTarget,
 }
 
+/// Spreads the keys of regions, as each work request looks one up. They are random already, and only keys that were given out are in the table: nobody can
+/// choose keys that fall together.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    #[inline]
+    fn write_u32(&mut self, key: u32) {
+        // An odd number, the golden ratio of 64 bits: the table looks at the high bits, too.
+        self.0 = (self.0 ^ u64::from(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 /// All registrations of one protection domain, and the connections to which they are announced.
 #[derive(Default)]
 pub(super) struct Registry {
-    regions: RwLock<HashMap<u32, Arc<Region>>>,
+    regions: RwLock<HashMap<u32, Arc<Region>, BuildHasherDefault<KeyHasher>>>,
     /// Shared-memory connections, to which regions are announced. Taken before any connection's own locks.
     connections: Mutex<Vec<Weak<ShmQp>>>,
     /// Exported windows, by `WindowId`.
@@ -198,11 +221,25 @@ impl Registry {
         self.regions.read().get(&key).cloned()
     }
 
-    /// Checks a local scatter-gather element; `write` if the provider will write it.
-    pub(super) fn local(&self, sge: Sge, write: bool) -> Result<LocalRange, WcStatus> {
-        if sge.len == 0 {
-            return Ok(LocalRange { region: None, offset: 0, len: 0 });
-        }
+    /// Checks the local ranges of a request; `write` if the provider will write them.
+    #[inline]
+    pub(super) fn local(&self, ranges: &SgeList, write: bool) -> Result<Local, WcStatus> {
+        let first = match ranges.as_slice() {
+            [] => None,
+            [only] => Some(self.local_range(*only, write)?),
+            all => return self.several(all, write),
+        };
+        Ok(Local { first, more: Box::default() })
+    }
+
+    #[cold]
+    fn several(&self, ranges: &[Sge], write: bool) -> Result<Local, WcStatus> {
+        let mut all = ranges.iter().map(|range| self.local_range(*range, write));
+        Ok(Local { first: all.next().transpose()?, more: all.collect::<Result<_, _>>()? })
+    }
+
+    #[inline]
+    fn local_range(&self, sge: Sge, write: bool) -> Result<LocalRange, WcStatus> {
         let region = self.find(sge.lkey.0).ok_or(WcStatus::LocalProtection)?;
         // This side reaches paged memory by its own means.
         let allowed =
@@ -210,7 +247,7 @@ impl Registry {
         if !allowed || !region.memory.contains(sge.offset, u64::from(sge.len)) {
             return Err(WcStatus::LocalProtection);
         }
-        Ok(LocalRange { region: Some(region), offset: sge.offset as usize, len: sge.len as usize })
+        Ok(LocalRange { region, offset: sge.offset as usize, len: sge.len as usize })
     }
 
     /// Checks a peer's access to memory here.
@@ -265,51 +302,133 @@ impl Need {
 
 /// A checked local range. It keeps its region mapped, but not registered.
 #[derive(Clone, Debug)]
-pub(super) struct LocalRange {
-    region: Option<Arc<Region>>,
+struct LocalRange {
+    region: Arc<Region>,
     offset: usize,
-    pub(super) len: usize,
+    len: usize,
 }
 
-/// A local range whose region stays registered while this lives.
-pub(super) struct Held<'r> {
-    range: &'r LocalRange,
+/// The checked local ranges of a request, in order: one string of bytes. Nearly all requests have one range, and this is made, moved and dropped for
+/// each of them, so more than one cost an allocation.
+#[derive(Clone, Debug)]
+pub(super) struct Local {
+    first: Option<LocalRange>,
+    more: Box<[LocalRange]>,
+}
+
+/// A range of memory that may be accessed while this lives.
+pub(super) struct Piece<'r> {
+    pub(super) memory: &'r SharedMemory,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    /// `None`: memory of a test's own, which nobody deregisters.
     _touch: Option<Touch<'r>>,
 }
 
-impl LocalRange {
-    /// Gives the right to access the memory.
-    ///
-    /// # Errors
-    /// `LocalProtection`: the region was deregistered.
-    pub(super) fn hold(&self) -> Result<Held<'_>, WcStatus> {
-        let touch = match &self.region {
-            Some(region) => Some(region.touch().ok_or(WcStatus::LocalProtection)?),
-            None => None,
-        };
-        Ok(Held { range: self, _touch: touch })
+/// The local ranges of a request, whose regions all stay registered while this lives.
+pub(super) struct Held<'r> {
+    first: Option<Piece<'r>>,
+    more: Vec<Piece<'r>>,
+}
+
+#[cfg(test)]
+impl<'r> Held<'r> {
+    /// Pieces of a test's own memory, at these places.
+    pub(super) fn of(memory: &'r SharedMemory, places: &[(usize, usize)]) -> Self {
+        let piece =
+            |(offset, len): &(usize, usize)| Piece { memory, offset: *offset, len: *len, _touch: None };
+        Self { first: places.first().map(piece), more: places.iter().skip(1).map(piece).collect() }
     }
 }
 
-impl Held<'_> {
-    /// The memory and the offset in it; `None` for an empty range.
-    pub(super) fn place(&self) -> Option<(&SharedMemory, usize)> {
-        self.range.region.as_ref().map(|region| (&*region.memory, self.range.offset))
+impl LocalRange {
+    #[inline]
+    fn hold(&self) -> Result<Piece<'_>, WcStatus> {
+        let touch = self.region.touch().ok_or(WcStatus::LocalProtection)?;
+        Ok(Piece { memory: &self.region.memory, offset: self.offset, len: self.len, _touch: Some(touch) })
+    }
+}
+
+impl Local {
+    /// Bytes of all of them.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        let first = self.first.as_ref().map_or(0, |range| range.len);
+        first + self.more.iter().map(|range| range.len).sum::<usize>()
     }
 
-    /// Copies the whole range out; `out` has its length.
-    pub(super) fn read(&self, out: &mut [u8]) {
-        assert_eq!(out.len(), self.range.len, "a local range is read whole");
-        if let Some((memory, offset)) = self.place() {
-            memory.read(offset, out);
+    /// Whether it is room for the word that an atomic brings: one range of eight bytes.
+    pub(super) fn is_word(&self) -> bool {
+        self.len() == 8 && self.more.is_empty()
+    }
+
+    /// Gives the right to access the memory: all of it, or none.
+    ///
+    /// # Errors
+    /// `LocalProtection`: a region was deregistered.
+    #[inline]
+    pub(super) fn hold(&self) -> Result<Held<'_>, WcStatus> {
+        let first = match &self.first {
+            Some(range) => Some(range.hold()?),
+            None => None,
+        };
+        let more = if self.more.is_empty() { Vec::new() } else { self.hold_more()? };
+        Ok(Held { first, more })
+    }
+
+    #[cold]
+    fn hold_more(&self) -> Result<Vec<Piece<'_>>, WcStatus> {
+        self.more.iter().map(LocalRange::hold).collect()
+    }
+}
+
+impl<'r> Held<'r> {
+    /// The piece, if there is one and no other.
+    #[inline]
+    pub(super) fn only(&self) -> Option<&Piece<'r>> {
+        self.first.as_ref().filter(|_| self.more.is_empty())
+    }
+
+    /// The pieces of the string, in order.
+    #[inline]
+    pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece<'r>> {
+        self.first.iter().chain(&self.more)
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn len(&self) -> usize {
+        self.pieces().map(|piece| piece.len).sum()
+    }
+
+    /// Copies the bytes from `from` on out, which must be there.
+    pub(super) fn read_from(&self, from: usize, out: &mut [u8]) {
+        assert!(from + out.len() <= self.len(), "checked against the local ranges before");
+        let (mut skipped, mut rest) = (from, out);
+        for piece in self.pieces() {
+            if skipped >= piece.len {
+                skipped -= piece.len;
+                continue;
+            }
+            let (part, behind) = rest.split_at_mut(rest.len().min(piece.len - skipped));
+            piece.memory.read(piece.offset + skipped, part);
+            (skipped, rest) = (0, behind);
         }
     }
 
-    /// Copies bytes to the start of the range, into which they must fit.
+    /// Copies the whole string out; `out` has its length.
+    pub(super) fn read(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), self.len(), "local ranges are read whole");
+        self.read_from(0, out);
+    }
+
+    /// Copies bytes to the start of the string, into which they must fit.
     pub(super) fn write(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.range.len, "checked against the local range before");
-        if let Some((memory, offset)) = self.place() {
-            memory.write(offset, bytes);
+        assert!(bytes.len() <= self.len(), "checked against the local ranges before");
+        let mut rest = bytes;
+        for piece in self.pieces() {
+            let (part, behind) = rest.split_at(rest.len().min(piece.len));
+            piece.memory.write(piece.offset, part);
+            rest = behind;
         }
     }
 }

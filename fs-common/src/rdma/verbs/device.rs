@@ -20,6 +20,8 @@ pub struct Capabilities {
     pub max_transfer_bytes: u32,
     /// Largest depth of a queue.
     pub max_queue_depth: u32,
+    /// The most local ranges of a work request, at most [`super::SGES_MAX`]. A queue pair has as many as it asks for ([`super::QpConfig::max_sges`]).
+    pub max_sges: u32,
     /// A WRITE's last aligned word is stored after its other bytes: a poller that finds it finds them, too.
     pub word_last: bool,
     /// How far a FLUSH that is posted here can reach, by the RNIC and its library. The region bounds it, too ([`super::MemoryRegion::flush_reach`]).

@@ -3,7 +3,8 @@
 //! # How it works
 //! As with libibverbs: memory is registered and named by keys; work requests are posted to queue pairs, many
 //! with one ring of the doorbell; completions are polled from completion queues. Connections are made as with
-//! rdma_cm: a listener, a connect, private data with both.
+//! rdma_cm: a listener, a connect, an accept. The callers of these give no private data: over an RNIC the proof of a key takes all the room that it
+//! has there, and what layers above say first is a message (docs/rdma.md, "How it works").
 //!
 //! # Invariants
 //! * Work requests of one queue pair execute in the order posted; completions of one queue pair come in that order.
@@ -11,6 +12,10 @@
 //! * A bad key, a range past the region or a missing right completes at the initiator with `RemoteAccess`, puts
 //!   the queue pair into `Error` (as an RC QP does), and changes nothing at the target.
 //! * After a queue pair enters `Error`, every outstanding work request completes with `Flushed`.
+//! * A request's local ranges are one string of bytes, in their order: SENDs, WRITEs and APPENDs gather it, READs and receives fill it from the front, as
+//!   far as bytes came. All ranges are checked before any byte moves: with one bad key among them nothing is sent and nothing is filled, and the request
+//!   completes with `LocalProtection`. (An RNIC checks a range when it comes to it, and may have placed the bytes of those before.) More bytes than a
+//!   message or a transfer may have complete with `LocalLength`. More ranges than the queue pair was made for are no request: the post says so.
 //! * SENDs and WRITEs of at most [`QueuePair::max_inline`] bytes are copied when they are posted: the poster may change their memory at once.
 //! * Unsignaled work requests complete silently unless they fail.
 //! * An APPEND's bytes lie together in the file. If its connection ends before its completion, it may have been executed, and to post it again may
@@ -34,6 +39,7 @@ mod connect;
 mod device;
 mod queue;
 mod request;
+mod sges;
 mod target;
 
 pub use connect::{ConnectOptions, Connected, HELLO_WAIT, Incoming, Listener, RdmaError};
@@ -44,6 +50,8 @@ pub use request::{
     Access, Completion, CompletionKind, FlushReach, PagedAccess, Placement, PostError, QpState, RecvWr,
     Remote, SendOp, SendWr, Sge, WcStatus, WrId,
 };
+pub(in crate::rdma) use sges::count_within;
+pub use sges::{SGES_MAX, SgeList, TooManySges};
 pub use target::{
     FileAtomic, FileRead, FileTarget, FileValue, FileWrite, RegionOwner, RemoteRange, WindowId,
 };

@@ -47,7 +47,7 @@ pub trait MemoryRegion: Send + Sync {
         0
     }
 
-    /// A local range for a work request.
+    /// A local range for a work request, or for one of its [`super::SgeList`].
     fn sge(&self, offset: u64, len: u32) -> Sge {
         Sge { lkey: self.lkey(), offset: self.first_address() + offset, len }
     }
@@ -68,10 +68,13 @@ pub struct QpConfig {
     pub shared_receives: Option<Arc<dyn SharedReceiveQueue>>,
     /// The longest SENDs and WRITEs, in bytes, that a post should copy, which spares the RNIC a read of memory. The provider may copy less.
     pub max_inline: u32,
+    /// The most local ranges of a work request, of [`super::Capabilities::max_sges`]. An RNIC's work queues grow with it, and so does what it reads
+    /// for each request.
+    pub max_sges: u32,
 }
 
 impl QpConfig {
-    /// One queue for both kinds of completions, and receives of its own.
+    /// One queue for both kinds of completions, and receives of its own. Requests have one local range.
     pub fn new(cq: &Arc<dyn CompletionQueue>, send_depth: u32, recv_depth: u32) -> Self {
         Self {
             send_cq: cq.clone(),
@@ -80,12 +83,18 @@ impl QpConfig {
             recv_depth,
             shared_receives: None,
             max_inline: 0,
+            max_sges: 1,
         }
     }
 
     /// The same with this [`QpConfig::max_inline`].
     pub fn inline(self, max_inline: u32) -> Self {
         Self { max_inline, ..self }
+    }
+
+    /// The same with this [`QpConfig::max_sges`].
+    pub fn sges(self, max_sges: u32) -> Self {
+        Self { max_sges, ..self }
     }
 
     /// As [`QpConfig::new`], with receives from a shared queue.
@@ -230,11 +239,16 @@ pub trait ProtectionDomain: Send + Sync {
             memory.translated().len() / crate::ids::PAGE_SIZE_U64
         )))
     }
-    /// Receives that queue pairs of this domain can share, `depth` of them.
+    /// Receives that queue pairs of this domain can share, `depth` of them, of up to `max_sges` local ranges each.
     ///
     /// # Errors
     /// `Unsupported` if [`super::Capabilities::shared_receives`] is not set; `RdmaError` if the device has no room for it.
-    fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+    fn create_shared_receives(
+        &self,
+        depth: u32,
+        max_sges: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+        let _ = max_sges;
         Err(RdmaError::Unsupported(format!(
             "this device has no shared receive queues (asked for one of {depth}); post receives to each queue pair"
         )))

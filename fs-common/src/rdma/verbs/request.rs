@@ -1,5 +1,6 @@
 //! Work requests and their completions.
 
+use super::sges::SgeList;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 
 /// The poster's name for a work request; it comes back in the completion.
@@ -64,7 +65,7 @@ impl PagedAccess {
     }
 }
 
-/// A range of locally registered memory: one scatter-gather element.
+/// A range of locally registered memory: one scatter-gather element of a request's [`SgeList`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
     /// The registration.
@@ -157,14 +158,14 @@ pub enum SendOp {
     Send,
     /// Two-sided message with 32 bits of immediate data.
     SendImm(u32),
-    /// One-sided read into the local range.
+    /// One-sided read into the local ranges.
     Read(Remote),
-    /// One-sided write from the local range: to `Remote::Memory`, or to `Remote::File` at a target that supports it (`FileTarget::write_file`).
+    /// One-sided write from the local ranges: to `Remote::Memory`, or to `Remote::File` at a target that supports it (`FileTarget::write_file`).
     Write(Remote),
     /// One-sided write that also consumes a receive at the peer, and delivers the immediate there.
     WriteImm(Remote, u32),
     /// 64-bit compare and swap at an 8-byte aligned place of memory or, at a target that supports it, of a file; the old value lands in the local
-    /// range (8 bytes).
+    /// range (one, of 8 bytes).
     CompareSwap {
         /// The aligned place.
         remote: Remote,
@@ -173,24 +174,24 @@ pub enum SendOp {
         /// The value to store.
         swap: u64,
     },
-    /// 64-bit fetch and add, at such a place; the old value lands in the local range (8 bytes).
+    /// 64-bit fetch and add, at such a place; the old value lands in the local range (one, of 8 bytes).
     FetchAdd {
         /// The aligned place.
         remote: Remote,
         /// The value to add.
         add: u64,
     },
-    /// One-sided append (FileMR sections 3.2 and 4): the target places the bytes of the local range at the present end of a file, all of them together,
+    /// One-sided append (FileMR sections 3.2 and 4): the target places the bytes of the local ranges at the present end of a file, all of them together,
     /// and no other append comes between. Only at a target that supports it (`FileTarget::append_file`).
     Append {
         /// Key of the open file.
         filekey: FileKey,
-        /// 8 bytes of registered memory, in which the offset of the bytes lands (little-endian). They may lie in the local range: its bytes are sent
+        /// 8 bytes of registered memory, in which the offset of the bytes lands (little-endian). They may lie in the local ranges: their bytes are sent
         /// before.
         placed: Sge,
     },
     /// Takes `len` bytes of remote memory, as earlier requests of this queue pair left them, as far as `placement` says, and completes then. The
-    /// local range is empty. Later requests may execute before the FLUSH is done, but complete after it.
+    /// local ranges are empty. Later requests may execute before the FLUSH is done, but complete after it.
     Flush {
         /// The first byte; only `Remote::Memory`.
         remote: Remote,
@@ -223,8 +224,8 @@ pub struct SendWr {
     pub wr_id: WrId,
     /// The operation.
     pub op: SendOp,
-    /// Local bytes: source of sends and writes, target of reads and atomics.
-    pub local: Sge,
+    /// Local bytes: source of sends and writes, which gather them, target of reads and atomics. A READ fills the ranges in order.
+    pub local: SgeList,
     /// Whether success makes a completion, too. Failure always does.
     pub signaled: bool,
 }
@@ -234,8 +235,8 @@ pub struct SendWr {
 pub struct RecvWr {
     /// The poster's name for the request, which comes back in the completion.
     pub wr_id: WrId,
-    /// Room for the message.
-    pub local: Sge,
+    /// Room for the message, which fills the ranges in order.
+    pub local: SgeList,
 }
 
 /// The result of a work request, after `ibv_wc_status`.
@@ -243,9 +244,9 @@ pub struct RecvWr {
 pub enum WcStatus {
     /// Done.
     Success,
-    /// A message was longer than the receive buffer, or a reply than the local range.
+    /// A message was longer than the receive buffer, or a reply than the local ranges; or the local ranges of a request are together too long.
     LocalLength,
-    /// The local key or range is not registered, or not for this use.
+    /// A local key or range is not registered, or not for this use. Nothing was sent, and none of the ranges was filled.
     LocalProtection,
     /// The target refused the request: key, range or right.
     RemoteAccess,
@@ -339,6 +340,16 @@ pub enum PostError {
     BadState {
         /// The state it is in.
         state: QpState,
+    },
+    /// A request names more local ranges than the queue pair, or the shared queue, was made for.
+    #[error(
+        "request {posted} names more than {most} local ranges; split it, or ask for more with the queue pair (QpConfig::sges)"
+    )]
+    TooManySges {
+        /// Number of requests of the list that were posted.
+        posted: usize,
+        /// The most.
+        most: u32,
     },
     /// The queue pair takes its receives from a shared queue.
     #[error("this queue pair takes its receives from a shared queue; post them there")]

@@ -64,6 +64,16 @@ impl VerbsPd {
         queue.map_err(|_| RdmaError::Unsupported("the shared receives belong to another device".to_owned()))
     }
 
+    fn check_sges(&self, asked: u32) -> Result<(), RdmaError> {
+        let most = self.device.limits().sges;
+        if (1..=most).contains(&asked) {
+            return Ok(());
+        }
+        Err(RdmaError::Unsupported(format!(
+            "{asked} local ranges of a request are not between 1 and {most}, the most of requests to this RNIC"
+        )))
+    }
+
     /// Makes the queue pair of an identifier.
     pub(super) fn make_qp(
         &self,
@@ -82,8 +92,10 @@ impl VerbsPd {
                 )));
             }
         }
+        self.check_sges(config.max_sges)?;
         let queues = [self.queue(config.send_cq)?, self.queue(config.recv_cq)?];
-        let wanted = Capacities { send_depth: config.send_depth, recv_depth, max_inline: config.max_inline };
+        let QpConfig { send_depth, max_inline, max_sges, .. } = config;
+        let wanted = Capacities { send_depth, recv_depth, max_inline, max_sges };
         let failed =
             |source| advice::failed(Task::Make, "make a queue pair for", endpoint.to_owned(), source);
         // One place more, for the check of the peer, which takes none of the user's.
@@ -339,7 +351,12 @@ impl ProtectionDomain for VerbsPd {
         self.register_upto(memory, access, wanted)
     }
 
-    fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+    fn create_shared_receives(
+        &self,
+        depth: u32,
+        max_sges: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+        self.check_sges(max_sges)?;
         let most = self.device.limits().shared_receives;
         if depth == 0 || depth > most {
             return Err(RdmaError::Unsupported(format!(
@@ -347,7 +364,7 @@ impl ProtectionDomain for VerbsPd {
             )));
         }
         let number = self.device.next_number().0;
-        let queue = VerbsSrq::new(&self.pd, number, depth).map_err(|source| {
+        let queue = VerbsSrq::new(&self.pd, number, depth, max_sges).map_err(|source| {
             advice::failed(
                 Task::Make,
                 "make a shared receive queue of",

@@ -361,6 +361,7 @@ impl Device for VerbsDevice {
             max_message_bytes: MAX_MESSAGE_BYTES,
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: self.shared.limits.queue_depth,
+            max_sges: self.shared.limits.sges,
             word_last: false,
             flush: self.shared.abilities.as_initiator,
             atomic_write: self.shared.abilities.atomic_write,

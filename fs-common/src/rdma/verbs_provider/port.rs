@@ -320,6 +320,7 @@ mod tests {
         queue_pairs: 7,
         shared_receives: 1,
         has_windows: false,
+        sges: 1,
         reads: super::super::sys::ReadDepth { at_us: 1, of_us: 1 },
     };
 

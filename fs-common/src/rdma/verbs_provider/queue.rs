@@ -11,23 +11,23 @@
 //! A completion with an error, or an event that the peer is gone, puts the queue pair into `Error`: the RNIC flushes all requests that are under way,
 //! and the peer is told.
 
-use super::MAX_MESSAGE_BYTES;
 use super::cm::Events;
 use super::cq::{Promise, VerbsCq, Waiting};
 use super::regions::Regions;
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Far, Local, Mw, Pd, Posted, Wc, What};
+use super::sys::{self, Far, Mrs, Mw, Pd, Posted, Wc, What};
 use super::sys_flush::Flush;
 use super::window::VerbsWindow;
-use crate::ids::QpNumber;
+use super::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
+use crate::ids::{Lkey, QpNumber};
 use crate::rdma::memory_window::MemoryWindow;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::{
     Completion, CompletionKind, FlushReach, LinkKind, Placement, PostError, QpState, QueuePair, RdmaError,
-    RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WrId,
+    RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WrId, count_within,
 };
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -132,7 +132,8 @@ pub(super) struct VerbsQp {
     capacities: sys::Capacities,
     /// How far its RNIC can FLUSH, and the memory for the byte of a READ that takes the place of a FLUSH. Nobody reads that byte.
     reach: FlushReach,
-    landing: Arc<sys::Mr>,
+    landing: [Sge; 1],
+    _landing: Arc<sys::Mr>,
     regions: Arc<Regions>,
     pd: Arc<Pd>,
     /// For windows, which hold a reference.
@@ -169,34 +170,33 @@ const INIT: u8 = 0;
 const READY: u8 = 1;
 const ERROR: u8 = 2;
 
-pub(super) fn local(sge: Sge) -> Option<Local> {
-    (sge.len > 0).then_some(Local { lkey: sge.lkey.0, offset: sge.offset, len: sge.len })
-}
-
-/// The operation for the RNIC, and its local bytes. `reach` is how far the RNIC can FLUSH; if it cannot, `landing` is the memory for the byte of a
+/// The operation for the RNIC, and its local ranges. `reach` is how far the RNIC can FLUSH; if it cannot, `landing` is the memory for the byte of a
 /// READ that takes the place of a FLUSH.
 ///
 /// # Errors
 /// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later.
-fn what(
-    request: &SendWr,
+fn what<'r>(
+    request: &'r SendWr,
     reach: FlushReach,
-    landing: u32,
-) -> Result<(What<'static>, Option<Local>), WcStatus> {
-    let SendWr { op, local: sge, .. } = *request;
-    let len = sge.len;
+    landing: &'r [Sge; 1],
+) -> Result<(What<'static>, &'r [Sge]), WcStatus> {
+    let SendWr { op, ref local, .. } = *request;
+    let len = local.len();
     let far = |remote: Remote| match remote {
         Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
         // No RNIC translates file addresses at the target.
         Remote::File { .. } | Remote::Bitmap { .. } => Err(WcStatus::RemoteInvalid),
     };
     let atomic = |remote: Remote| match far(remote)? {
-        _ if len != 8 => Err(WcStatus::LocalLength),
+        _ if len != 8 || local.count() != 1 => Err(WcStatus::LocalLength),
         far if !far.offset.is_multiple_of(8) => Err(WcStatus::RemoteInvalid),
         far => Ok(far),
     };
     let what = match op {
-        SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES => return Err(WcStatus::LocalLength),
+        SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES.into() => {
+            return Err(WcStatus::LocalLength);
+        }
+        _ if len > MAX_TRANSFER_BYTES.into() => return Err(WcStatus::LocalLength),
         SendOp::Send => What::Send,
         SendOp::SendImm(imm) => What::SendImm(imm),
         SendOp::Read(remote) => What::Read(far(remote)?),
@@ -218,13 +218,13 @@ fn what(
                 FlushReach::None if !persistent => {
                     let last = u64::from(len.max(1)) - 1;
                     let far = Far { offset: far.offset.wrapping_add(last), ..far };
-                    return Ok((What::Read(far), Some(Local { lkey: landing, offset: 0, len: 1 })));
+                    return Ok((What::Read(far), landing));
                 }
                 _ => return Err(WcStatus::RemoteInvalid),
             }
         }
     };
-    Ok((what, local(sge)))
+    Ok((what, local.as_slice()))
 }
 
 fn status_of(status: u32, is_receive: bool) -> WcStatus {
@@ -262,7 +262,8 @@ impl VerbsQp {
             _promises: parts.promises,
             capacities: parts.capacities,
             reach: parts.flushing.0,
-            landing: parts.flushing.1,
+            landing: [Sge { lkey: Lkey(parts.flushing.1.lkey()), offset: 0, len: 1 }],
+            _landing: parts.flushing.1,
             regions: parts.regions,
             pd: parts.pd,
             this: this.clone(),
@@ -358,7 +359,7 @@ impl VerbsQp {
         let nothing = Posted {
             wr_id: sends.under_way.next(),
             what: What::Write(Far { rkey: 0, offset: 0 }),
-            local: None,
+            local: &[],
             inline: None,
             signaled: true,
         };
@@ -370,16 +371,16 @@ impl VerbsQp {
         }
     }
 
-    fn what(&self, request: &SendWr) -> Result<(What<'static>, Option<Local>), WcStatus> {
-        what(request, self.reach, self.landing.lkey())
+    fn what<'r>(&'r self, request: &'r SendWr) -> Result<(What<'static>, &'r [Sge]), WcStatus> {
+        what(request, self.reach, &self.landing)
     }
 
-    /// The region from which a post copies the request's bytes, if they are few. If no such region is registered, the RNIC refuses the request.
-    fn inline<'r>(&self, regions: &'r BTreeMap<u32, Arc<sys::Mr>>, request: &SendWr) -> Option<&'r sys::Mr> {
+    /// The regions from which a post copies the request's bytes, if they are few.
+    fn inline<'r>(&self, regions: &'r Mrs, request: &SendWr) -> Option<&'r Mrs> {
         let is_sent =
             matches!(request.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
-        let is_short = (1..=self.capacities.max_inline).contains(&request.local.len);
-        if is_sent && is_short { regions.get(&request.local.lkey.0).map(|region| &**region) } else { None }
+        let is_short = (1..=self.capacities.max_inline.into()).contains(&request.local.len());
+        (is_sent && is_short).then_some(regions)
     }
 
     /// The regions of its protection domain.
@@ -402,7 +403,7 @@ impl VerbsQp {
             return Err(PostError::QueueFull { posted: 0 });
         }
         let number = sends.under_way.next();
-        let request = Posted { wr_id: number, what, local: None, inline: None, signaled: true };
+        let request = Posted { wr_id: number, what, local: &[], inline: None, signaled: true };
         if let Err((_, error)) = self.id.post_send(&[request]) {
             drop(sends);
             tracing::debug!(%error, ?kind, "the RNIC refused a post");
@@ -437,7 +438,7 @@ impl VerbsQp {
             sends.under_way.list.push_back(Sending {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),
-                len: request.local.len,
+                len: request.local.len() as u32,
                 tells: if request.signaled { Tells::End } else { Tells::Failure },
             });
         }
@@ -507,6 +508,8 @@ impl QueuePair for VerbsQp {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
         }
+        let (of, most) = (requests.len(), self.capacities.max_sges);
+        let requests = &requests[..count_within(requests, most)];
         let refusal = |posted: usize| {
             let request: Option<&SendWr> = requests.get(posted);
             request.and_then(|request| self.what(request).err())
@@ -523,6 +526,7 @@ impl QueuePair for VerbsQp {
                 Ok(())
             }
             None if posted < requests.len() => Err(PostError::QueueFull { posted }),
+            None if posted < of => Err(PostError::TooManySges { posted, most }),
             None => Ok(()),
         }
     }
@@ -532,20 +536,22 @@ impl QueuePair for VerbsQp {
         if self.shared.is_some() && !requests.is_empty() {
             return Err(PostError::SharedReceives);
         }
+        let most = self.capacities.max_sges;
+        let within = count_within(requests, most);
         let mut receives = self.receives.lock();
-        for (posted, request) in requests.iter().enumerate() {
+        for (posted, request) in requests[..within].iter().enumerate() {
             if receives.room(self.capacities.recv_depth) == 0 {
                 return Err(PostError::QueueFull { posted });
             }
             let number = receives.next();
-            if self.id.post_receive(number | RECEIVE, local(request.local)).is_err() {
+            if self.id.post_receive(number | RECEIVE, request.local.as_slice()).is_err() {
                 drop(receives);
                 self.fail();
                 return Err(PostError::BadState { state: QpState::Error });
             }
             receives.list.push_back(request.wr_id);
         }
-        Ok(())
+        if within < requests.len() { Err(PostError::TooManySges { posted: within, most }) } else { Ok(()) }
     }
 
     fn create_window(&self) -> Result<Arc<dyn MemoryWindow>, RdmaError> {

@@ -8,11 +8,13 @@
 //! All receives may complete into one completion queue, so each completion queue of a queue pair that uses them promises room for all.
 
 use super::cq::{Promise, VerbsCq, Waiting};
-use super::queue::{RECEIVE, local};
+use super::queue::RECEIVE;
 use super::sys::{Pd, Srq};
 use crate::ids::QpNumber;
 use crate::rdma::shared_receives::SharedReceiveQueue;
-use crate::rdma::verbs::{Completion, CompletionKind, PostError, QpState, RecvWr, WcStatus, WrId};
+use crate::rdma::verbs::{
+    Completion, CompletionKind, PostError, QpState, RecvWr, WcStatus, WrId, count_within,
+};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -36,6 +38,7 @@ pub(super) struct VerbsSrq {
     raw: Arc<Srq>,
     number: u32,
     depth: u32,
+    max_sges: u32,
     /// Locked while posting, so that each slot is taken once.
     slots: Mutex<Slots>,
     /// Number of completions that the user has not polled yet.
@@ -53,11 +56,12 @@ pub(super) fn queue_of(wr_id: u64) -> Option<u32> {
 
 impl VerbsSrq {
     /// `number` distinguishes it from other shared queues of its device.
-    pub(super) fn new(pd: &Arc<Pd>, number: u32, depth: u32) -> io::Result<Self> {
+    pub(super) fn new(pd: &Arc<Pd>, number: u32, depth: u32, max_sges: u32) -> io::Result<Self> {
         Ok(Self {
-            raw: Arc::new(Srq::new(pd, depth)?),
+            raw: Arc::new(Srq::new(pd, depth, max_sges)?),
             number: number % NUMBERS,
             depth,
+            max_sges,
             slots: Mutex::new(Slots { posted: vec![None; depth as usize], free: (0..depth).rev().collect() }),
             unpolled: Arc::default(),
             ran_dry: AtomicU64::new(0),
@@ -122,8 +126,10 @@ impl VerbsSrq {
 
 impl SharedReceiveQueue for VerbsSrq {
     fn post(&self, requests: &[RecvWr]) -> Result<(), PostError> {
+        let most = self.max_sges;
+        let within = count_within(requests, most);
         let mut slots = self.slots.lock();
-        for (posted, request) in requests.iter().enumerate() {
+        for (posted, request) in requests[..within].iter().enumerate() {
             let unpolled = self.unpolled.load(Ordering::Acquire) as usize;
             if slots.free.len() <= unpolled {
                 return Err(PostError::QueueFull { posted });
@@ -131,14 +137,14 @@ impl SharedReceiveQueue for VerbsSrq {
             let slot = slots.free.pop().expect("more are free than wait to be polled");
             slots.posted[slot as usize] = Some(request.wr_id);
             let wr_id = RECEIVE | SHARED | u64::from(self.number) << NUMBER_SHIFT | u64::from(slot);
-            if let Err(error) = self.raw.post_receive(wr_id, local(request.local)) {
+            if let Err(error) = self.raw.post_receive(wr_id, request.local.as_slice()) {
                 tracing::error!(%error, "the RNIC refused a shared receive");
                 slots.posted[slot as usize] = None;
                 slots.free.push(slot);
                 return Err(PostError::BadState { state: QpState::Error });
             }
         }
-        Ok(())
+        if within < requests.len() { Err(PostError::TooManySges { posted: within, most }) } else { Ok(()) }
     }
 
     fn ran_dry(&self) -> u64 {

@@ -17,13 +17,14 @@ mod mw;
 mod posted;
 mod srq;
 
+use crate::rdma::verbs::SGES_MAX;
 pub(super) use channel::{Channel, Event, Happened};
 pub(super) use cq::{Cq, POLLED, Wc};
 pub(super) use ffi::ibv_wc_status as status;
 pub(super) use id::{Capacities, Id, RETRIES, ReadDepth};
-pub(super) use mr::{Mr, Rights};
+pub(super) use mr::{Mr, Mrs, Rights};
 pub(super) use mw::Mw;
-pub(super) use posted::{Far, Few, Local, Posted, What};
+pub(super) use posted::{Far, Few, Posted, What};
 use rdma_sys as ffi;
 pub(super) use srq::Srq;
 use std::ffi::{CStr, c_int};
@@ -70,6 +71,8 @@ pub(super) struct Limits {
     pub(super) has_windows: bool,
     /// Receives of a shared queue; 0: the RNIC has no shared queues.
     pub(super) shared_receives: u32,
+    /// Local ranges of any request.
+    pub(super) sges: u32,
     /// Queue pairs of all users of the RNIC together.
     pub(super) queue_pairs: u32,
     /// READs and atomics of one queue pair.
@@ -118,6 +121,12 @@ impl Context {
                 & ffi::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0
                 != 0,
             shared_receives: if attributes.max_srq > 0 { attributes.max_srq_wr.max(0) as u32 } else { 0 },
+            // RNICs of iWARP may have one range for a READ. Those that do not tell have as many as for other requests.
+            sges: [attributes.max_sge_rd, if attributes.max_srq > 0 { attributes.max_srq_sge } else { 0 }]
+                .into_iter()
+                .filter(|most| *most > 0)
+                .fold(attributes.max_sge, c_int::min)
+                .clamp(1, SGES_MAX as c_int) as u32,
             queue_pairs: attributes.max_qp.max(0) as u32,
             reads: ReadDepth {
                 at_us: few(attributes.max_qp_rd_atom),

@@ -180,7 +180,7 @@ impl Connection {
             let slots = state.reader.geometry().capacity() / state.reader.geometry().stride();
             self.post_slots(&mut state, slots)?;
         } else {
-            let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0) };
+            let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0).into() };
             self.qp.post_recv(&vec![plain; QUEUE_DEPTH as usize / 2])?;
         }
         let past = state.reader.checkpoint().past;
@@ -195,7 +195,7 @@ impl Connection {
         while state.posted < upto {
             let place = geometry.place(state.posted * geometry.stride());
             let local = self.ring.sge(place as u64, geometry.stride() as u32);
-            self.qp.post_recv(&[RecvWr { wr_id: WrId(state.posted), local }])?;
+            self.qp.post_recv(&[RecvWr { wr_id: WrId(state.posted), local: local.into() }])?;
             state.posted += 1;
         }
         Ok(())
@@ -206,7 +206,12 @@ impl Connection {
         said.next_notice = (said.next_notice + 1) % NOTICES;
         self.outgoing.memory().write(offset, &message.encode());
         let local = self.outgoing.sge(offset as u64, MESSAGE_LEN as u32);
-        self.qp.post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])
+        self.qp.post_send(&[SendWr {
+            wr_id: WrId(0),
+            op: SendOp::Send,
+            local: local.into(),
+            signaled: false,
+        }])
     }
 
     fn notice(&self, said: &mut Said) -> Result<(), PostError> {
@@ -263,7 +268,7 @@ impl Connection {
             self.slowed.fetch_add(1, Ordering::Relaxed);
         }
         if imm.is_some() {
-            let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0) };
+            let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0).into() };
             self.qp.post_recv(&[plain])?;
         }
         if self.kind.receiver_flushes() && !durable && range.len() < PASSING_MAX {
@@ -415,7 +420,7 @@ impl Connection {
         let local = self.outgoing.sge(at as u64, (ANSWER_HEADER_LEN + body.len()) as u32);
         let offset = u64::from(slot) * u64::from(slot_len);
         let op = SendOp::WriteImm(Remote::Memory { rkey, offset }, slot.into());
-        self.qp.post_send(&[SendWr { wr_id: WrId(0), op, local, signaled: false }])
+        self.qp.post_send(&[SendWr { wr_id: WrId(0), op, local: local.into(), signaled: false }])
     }
 
     /// Most bytes an answer may have.

@@ -180,7 +180,7 @@ impl Core {
             .and_then(|memory| self.pd.register(Arc::new(memory), Access::LOCAL))
             .and_then(|region| {
                 let config = QpConfig::new(&self.cq, QUEUE_DEPTH, QUEUE_DEPTH);
-                let hello = RecvWr { wr_id: WrId(HELLO), local: region.sge(0, MESSAGE_LEN as u32) };
+                let hello = RecvWr { wr_id: WrId(HELLO), local: region.sge(0, MESSAGE_LEN as u32).into() };
                 Ok((incoming.accept(config, vec![hello])?, region))
             });
         match greeting {
@@ -305,7 +305,8 @@ impl Core {
                 tracing::warn!(peer = %qp.peer(), "a sender is refused: {reason}");
                 region.memory().write(MESSAGE_LEN, &Message::Refused.encode());
                 let local = region.sge(MESSAGE_LEN as u64, MESSAGE_LEN as u32);
-                let refused = SendWr { wr_id: WrId(REFUSED), op: SendOp::Send, local, signaled: true };
+                let refused =
+                    SendWr { wr_id: WrId(REFUSED), op: SendOp::Send, local: local.into(), signaled: true };
                 let mut known = self.known.lock();
                 // Closing the connection now would overtake the message, so it is closed when the message has arrived. If the peer is gone, it is
                 // closed at once.

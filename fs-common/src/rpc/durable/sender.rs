@@ -371,7 +371,8 @@ impl Sender {
                 }
             }
         }
-        let silent = |op, local| SendWr { wr_id: WrId(last.0), op, local, signaled: false };
+        let silent =
+            |op, local: Sge| SendWr { wr_id: WrId(last.0), op, local: local.into(), signaled: false };
         if self.settings.kind.sends() {
             for span in &self.batch {
                 requests.push(silent(SendOp::Send, mirror.sge(span.offset as u64, span.len as u32)));
@@ -407,7 +408,7 @@ impl Sender {
                 let remote = Remote::Memory { rkey, offset: offset as u64 };
                 let op = SendOp::Flush { remote, len: len as u32, placement: Placement::Persistence };
                 let signaled = index + 1 == count;
-                requests.push(SendWr { wr_id: WrId(last.0), op, local: Sge::EMPTY, signaled });
+                requests.push(SendWr { wr_id: WrId(last.0), op, local: Sge::EMPTY.into(), signaled });
             }
         }
         self.batch.clear();

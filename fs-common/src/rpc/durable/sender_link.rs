@@ -130,7 +130,7 @@ impl Link {
         // No record lies in the mirror's first page, so a message fits there.
         buffers.mirror.write(0, &hello.encode());
         let local = mirror.sge(0, MESSAGE_LEN as u32);
-        link.post(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])?;
+        link.post(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local: local.into(), signaled: false }])?;
         // The receiver may have to make and sync a ring.
         let deadline = clock.monotonic() + settings.patience.max(WELCOME_WAIT);
         let mut events = Vec::new();
@@ -165,7 +165,7 @@ impl Link {
         let offset = crate::redo::ring::CHECKPOINTS_AT as u64;
         let op = SendOp::Read(crate::rdma::Remote::Memory { rkey: reading, offset });
         let local = self.incoming.sge((RECEIVES * MESSAGE_LEN) as u64, 2 * CHECKPOINT_LEN as u32);
-        self.post(&[SendWr { wr_id: WrId(HEAD_READ), op, local, signaled: true }])
+        self.post(&[SendWr { wr_id: WrId(HEAD_READ), op, local: local.into(), signaled: true }])
     }
 
     /// Takes completions; waits for the first at most `wait`.
@@ -213,5 +213,5 @@ impl Link {
 
 fn receive(incoming: &dyn MemoryRegion, index: usize) -> RecvWr {
     let local = incoming.sge((index * MESSAGE_LEN) as u64, MESSAGE_LEN as u32);
-    RecvWr { wr_id: WrId(index as u64), local }
+    RecvWr { wr_id: WrId(index as u64), local: local.into() }
 }

@@ -11,7 +11,7 @@ use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::soft::cq::{Pumped, SoftCq};
 use crate::rdma::soft::queue::{Done, LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, writes_local};
-use crate::rdma::soft::region::{LocalRange, Need};
+use crate::rdma::soft::region::{Local, Need};
 use crate::rdma::soft::sys;
 use crate::rdma::verbs::{QpState, Remote, SendOp, SendWr, WcStatus};
 use parking_lot::Mutex;
@@ -203,7 +203,7 @@ impl ShmQp {
 
     /// Executes one request; `published` is set if the peer must be rung.
     fn execute(&self, sending: &mut Sending, request: &SendWr, published: &mut bool) -> Step {
-        let local = match self.core.registry.local(request.local, writes_local(&request.op)) {
+        let local = match self.core.registry.local(&request.local, writes_local(&request.op)) {
             Ok(local) => local,
             Err(status) => return Step::Failed(status),
         };
@@ -220,16 +220,16 @@ impl ShmQp {
         }
         let result = match request.op {
             SendOp::Send | SendOp::SendImm(_) => {
-                if request.local.len > MAX_MESSAGE_BYTES {
+                if local.len() > MAX_MESSAGE_BYTES as usize {
                     return Step::Failed(WcStatus::LocalLength);
                 }
                 let imm = if let SendOp::SendImm(imm) = request.op { Some(imm) } else { None };
-                let header = RecordHeader { len: request.local.len, imm, of: RecordOf::Message };
+                let header = RecordHeader { len: local.len() as u32, imm, of: RecordOf::Message };
                 let held = match local.hold() {
                     Ok(held) => held,
                     Err(status) => return Step::Failed(status),
                 };
-                let step = self.put_record(sending, header, held.place().into());
+                let step = self.put_record(sending, header, Body::Held(&held));
                 *published |= matches!(step, Step::Done(_));
                 return step;
             }
@@ -250,7 +250,7 @@ impl ShmQp {
                     .unwrap_or_else(|old| old)
             }),
             SendOp::Flush { remote, len, placement } => {
-                if local.len != 0 {
+                if local.len() != 0 {
                     return Step::Failed(WcStatus::LocalLength);
                 }
                 let step = self.flush(sending, remote, len, placement);
@@ -269,46 +269,28 @@ impl ShmQp {
         }
     }
 
-    fn read(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<Done, WcStatus> {
+    fn read(&self, sending: &Sending, local: &Local, remote: Remote) -> Result<Done, WcStatus> {
         check_transfer(local)?;
-        let mut all_there = true;
-        let (memory, offset) = self.place(sending, remote, local.len as u64, Need::Read)?;
-        if let Some((to, to_offset)) = local.hold()?.place() {
-            match memory {
-                PeerMemory::Whole(memory) => memory.copy_as_rnic(offset as usize, to, to_offset, local.len),
-                PeerMemory::Paged(memory, _) => {
-                    all_there = memory.copy_out(offset, to, to_offset, local.len);
-                }
-            }
-        }
-        Ok(Done { len: local.len as u32, absent: !all_there })
+        let (memory, offset) = self.place(sending, remote, local.len() as u64, Need::Read)?;
+        let all_there = memory.copy_out(offset, &local.hold()?);
+        Ok(Done { len: local.len() as u32, absent: !all_there })
     }
 
-    fn write(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<Done, WcStatus> {
+    fn write(&self, sending: &Sending, local: &Local, remote: Remote) -> Result<Done, WcStatus> {
         check_transfer(local)?;
-        let mut all_there = true;
-        let (memory, offset) = self.place(sending, remote, local.len as u64, Need::Write)?;
-        if let Some((from, from_offset)) = local.hold()?.place() {
-            match memory {
-                PeerMemory::Whole(memory) => {
-                    from.copy_to_word_last(from_offset, memory, offset as usize, local.len)
-                }
-                PeerMemory::Paged(memory, slot) => {
-                    all_there = memory.copy_in(*slot, offset, from, from_offset, local.len);
-                }
-            }
-        }
-        Ok(Done { len: local.len as u32, absent: !all_there })
+        let (memory, offset) = self.place(sending, remote, local.len() as u64, Need::Write)?;
+        let all_there = memory.copy_in(offset, &local.hold()?);
+        Ok(Done { len: local.len() as u32, absent: !all_there })
     }
 
     fn atomic(
         &self,
         sending: &Sending,
-        local: &LocalRange,
+        local: &Local,
         remote: Remote,
         operate: impl FnOnce(&AtomicU64) -> u64,
     ) -> Result<Done, WcStatus> {
-        if local.len != 8 {
+        if !local.is_word() {
             return Err(WcStatus::LocalLength);
         }
         let (memory, offset) = self.target(sending, remote, 8, Need::Atomic)?;
@@ -320,41 +302,52 @@ impl ShmQp {
 
     /// Executes as many queued requests as can be, in order. Returns why the queue pair broke, if it did.
     pub(super) fn drain_queue(&self, sending: &mut Sending) -> Option<Breach> {
+        self.drain(sending, &[])
+    }
+
+    /// Executes queued requests, and these new ones behind them: most of these never see the queue. Those that cannot be executed now are queued.
+    fn drain(&self, sending: &mut Sending, mut fresh: &[SendWr]) -> Option<Breach> {
         let mut broken = None;
         let mut published = match self.drain_answers(sending) {
             Ok(published) => published,
-            Err(reason) => return Some(reason),
+            Err(reason) => {
+                sending.queue.extend(fresh);
+                return Some(reason);
+            }
         };
-        while !sending.outstanding.has_failed()
-            && let Some(request) = sending.queue.front().copied()
-        {
-            let kind = request.op.kind();
-            match self.execute(sending, &request, &mut published) {
-                Step::Done(done) => {
-                    sending.queue.pop_front();
-                    self.complete_in_order(sending, &request, Ok(done));
-                }
-                Step::Asked { sequence } => {
-                    sending.queue.pop_front();
-                    sending.outstanding.ask(&request, sequence);
-                }
+        while !sending.outstanding.has_failed() {
+            let queued = sending.queue.front().copied();
+            let Some(request) = queued.as_ref().or(fresh.first()) else { break };
+            let step = self.execute(sending, request, &mut published);
+            match step {
                 Step::Wait => break,
-                Step::Failed(status) if !sending.outstanding.is_empty() => {
+                Step::Broken(reason) => {
+                    broken = Some(reason);
+                    break;
+                }
+                Step::Done(_) | Step::Asked { .. } | Step::Failed(_) if queued.is_some() => {
                     sending.queue.pop_front();
-                    self.complete_in_order(sending, &request, Err(status));
+                }
+                Step::Done(_) | Step::Asked { .. } | Step::Failed(_) => fresh = &fresh[1..],
+            }
+            match step {
+                Step::Done(done) => self.complete_in_order(sending, request, Ok(done)),
+                Step::Asked { sequence } => sending.outstanding.ask(request, sequence),
+                Step::Failed(status) if !sending.outstanding.is_empty() => {
+                    self.complete_in_order(sending, request, Err(status));
                 }
                 Step::Failed(status) => {
-                    sending.queue.pop_front();
+                    let kind = request.op.kind();
                     self.core.become_state(QpState::Error);
                     self.core.complete_send(request.wr_id, kind, status, true, 0);
                     broken = Some(Breach::new(format_args!("{kind:?} failed with {status:?}")));
                     break;
                 }
-                Step::Broken(reason) => {
-                    broken = Some(reason);
-                    break;
-                }
+                Step::Wait | Step::Broken(_) => unreachable!("they end the loop"),
             }
+        }
+        if !fresh.is_empty() {
+            sending.queue.extend(fresh);
         }
         let blocked = !sending.queue.is_empty() || !sending.answers.is_empty();
         self.blocked.store(blocked, Ordering::Release);
@@ -446,7 +439,7 @@ impl ShmQp {
                 self.starved.store(true, Ordering::Release);
                 break;
             };
-            if header.of == RecordOf::Message && header.len as usize > receive.local.len {
+            if header.of == RecordOf::Message && header.len as usize > receive.local.len() {
                 self.core.become_state(QpState::Error);
                 self.core.complete_receive(receive.wr_id, WcStatus::LocalLength, 0, None);
                 broken = Some(Breach::new(format_args!(
@@ -464,8 +457,7 @@ impl ShmQp {
                     break;
                 }
             };
-            let target = if header.of == RecordOf::Write { None } else { held.place() };
-            ring::consume(memory, side, &mut own_head, &header, target);
+            ring::consume(memory, side, &mut own_head, &header, Some(&held));
             drop(held);
             self.core.complete_receive(receive.wr_id, WcStatus::Success, header.len, header.imm);
         }
@@ -481,8 +473,8 @@ impl ShmQp {
 }
 
 /// The bound of one-sided transfers, which is the same on every link.
-fn check_transfer(local: &LocalRange) -> Result<(), WcStatus> {
-    if local.len > MAX_TRANSFER_BYTES as usize { Err(WcStatus::LocalLength) } else { Ok(()) }
+fn check_transfer(local: &Local) -> Result<(), WcStatus> {
+    if local.len() > MAX_TRANSFER_BYTES as usize { Err(WcStatus::LocalLength) } else { Ok(()) }
 }
 
 impl Pumped for ShmQp {
@@ -544,8 +536,12 @@ impl LinkQp for ShmQp {
 
     fn submit(&self, requests: &[SendWr]) {
         let mut sending = self.send.lock();
-        sending.queue.extend(requests);
-        let broken = if self.core.is_ready() { self.drain_queue(&mut sending) } else { None };
+        let broken = if self.core.is_ready() {
+            self.drain(&mut sending, requests)
+        } else {
+            sending.queue.extend(requests);
+            None
+        };
         if broken.is_none() && !self.core.is_ready() {
             // The queue pair was closed after the caller had looked at its state.
             self.flush_sends(&mut sending, WcStatus::Flushed);

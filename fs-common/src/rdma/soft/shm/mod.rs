@@ -16,6 +16,7 @@
 //! * Contents of shared memory that the peer writes are bytes until checked; a broken ring breaks this queue pair only.
 
 mod connection;
+mod copies;
 mod flush;
 mod handshake;
 mod regions;

@@ -31,6 +31,7 @@
 use super::flush::FLUSH_LEN;
 use crate::memory::SharedMemory;
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
+use crate::rdma::soft::region::{Held, Piece};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -222,13 +223,27 @@ pub(super) fn closed(memory: &SharedMemory, side: Side) -> &AtomicU64 {
 #[derive(Clone, Copy)]
 pub(super) enum Body<'a> {
     Empty,
-    Memory(&'a SharedMemory, usize),
+    /// One string of bytes.
+    Held(&'a Held<'a>),
     Bytes(&'a [u8]),
 }
 
-impl<'a> From<Option<(&'a SharedMemory, usize)>> for Body<'a> {
-    fn from(place: Option<(&'a SharedMemory, usize)>) -> Self {
-        place.map_or(Self::Empty, |(memory, offset)| Self::Memory(memory, offset))
+/// Cuts `len` bytes from `start` on in a ring into parts that lie in one piece, and do not wrap: the piece, and the part's offset in the memory of
+/// the piece, in the ring, and its length.
+fn each_part(
+    held: &Held<'_>,
+    start: usize,
+    len: usize,
+    mut part: impl FnMut(&Piece<'_>, usize, usize, usize),
+) {
+    let (mut at, mut left) = (start, len);
+    for piece in held.pieces() {
+        let taken = piece.len.min(left);
+        let first = taken.min(RING_LEN - at);
+        part(piece, piece.offset, at, first);
+        part(piece, piece.offset + first, 0, taken - first);
+        at = (at + taken) % RING_LEN;
+        left -= taken;
     }
 }
 
@@ -252,14 +267,13 @@ pub(super) fn produce(
     // Records are multiples of 16 bytes, so a header never wraps.
     memory.write(side.ring_at() + at, &header.encode());
     let start = (at + RECORD_HEADER_LEN) % RING_LEN;
-    let first = header.body_len().min(RING_LEN - start);
     match body {
         Body::Empty => {}
-        Body::Memory(source, offset) => {
-            source.copy_to(offset, memory, side.ring_at() + start, first);
-            source.copy_to(offset + first, memory, side.ring_at(), header.body_len() - first);
-        }
+        Body::Held(held) => each_part(held, start, header.body_len(), |piece, from, at, len| {
+            piece.memory.copy_to(from, memory, side.ring_at() + at, len);
+        }),
         Body::Bytes(bytes) => {
+            let first = header.body_len().min(RING_LEN - start);
             memory.write(side.ring_at() + start, &bytes[..first]);
             memory.write(side.ring_at(), &bytes[first..header.body_len()]);
         }
@@ -302,20 +316,20 @@ pub(super) fn flush_body(memory: &SharedMemory, side: Side, own_head: u64) -> [u
     bytes
 }
 
-/// Copies the message of the record at `own_head` to `target`, then frees its space.
+/// Copies the message of the record at `own_head` to the target, as far as it goes, then frees its space.
 pub(super) fn consume(
     memory: &SharedMemory,
     side: Side,
     own_head: &mut u64,
     header: &RecordHeader,
-    target: Option<(&SharedMemory, usize)>,
+    target: Option<&Held<'_>>,
 ) {
-    if let Some((target, offset)) = target {
+    if let Some(target) = target {
         let ring_at = side.other().ring_at();
         let start = (*own_head as usize + RECORD_HEADER_LEN) % RING_LEN;
-        let first = header.body_len().min(RING_LEN - start);
-        memory.copy_to(ring_at + start, target, offset, first);
-        memory.copy_to(ring_at, target, offset + first, header.body_len() - first);
+        each_part(target, start, header.body_len(), |piece, to, at, len| {
+            memory.copy_to(ring_at + at, piece.memory, to, len);
+        });
     }
     *own_head += header.record_len();
     head(memory, side).store(*own_head, Ordering::Release);
@@ -369,13 +383,20 @@ mod tests {
             let bytes: Vec<u8> = (0..len).map(|index| (index + round) as u8).collect();
             source.write(0, &bytes);
             let header = RecordHeader { len, imm: None, of: RecordOf::Message };
-            assert_eq!(
-                produce(&memory, Side::Client, &mut own_tail, &header, Body::Memory(&source, 0)),
-                Ok(Some(()))
-            );
+            // In one piece, or gathered and scattered by different cuts.
+            let len = len as usize;
+            let cut =
+                |memory, at: usize| Held::of(memory, &[(0, at.min(len)), (at.min(len), len - at.min(len))]);
+            let (from, to) = match round % 2 {
+                0 => (Held::of(&source, &[(0, len)]), Held::of(&target, &[(0, 65536)])),
+                _ => (cut(&source, round as usize * 131), cut(&target, round as usize * 7)),
+            };
+            let body = Body::Held(&from);
+            assert_eq!(produce(&memory, Side::Client, &mut own_tail, &header, body), Ok(Some(())));
             assert_eq!(peek(&memory, Side::Server, own_head), Ok(Some(header)));
-            consume(&memory, Side::Server, &mut own_head, &header, Some((&target, 0)));
-            let mut out = vec![0; len as usize];
+            target.fill(0, 65536, 0);
+            consume(&memory, Side::Server, &mut own_head, &header, Some(&to));
+            let mut out = vec![0; len];
             target.read(0, &mut out);
             assert!(out == bytes, "round {round}");
             assert_eq!(peek(&memory, Side::Server, own_head), Ok(None));
@@ -414,7 +435,8 @@ mod tests {
                 tail(&memory, Side::Client).store(hostile, Ordering::Release);
                 let mut own_head = own_head;
                 if let Ok(Some(header)) = peek(&memory, Side::Server, own_head) {
-                    consume(&memory, Side::Server, &mut own_head, &header, Some((&target, 0)));
+                    let pieces = Held::of(&target, &[(100, 50), (1000, 60_000)]);
+                    consume(&memory, Side::Server, &mut own_head, &header, Some(&pieces));
                 }
             }
         }

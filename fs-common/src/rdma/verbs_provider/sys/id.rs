@@ -18,6 +18,8 @@ pub(in super::super) struct Capacities {
     pub(in super::super) recv_depth: u32,
     /// The most bytes that a post copies.
     pub(in super::super) max_inline: u32,
+    /// The most local ranges of a request.
+    pub(in super::super) max_sges: u32,
 }
 
 /// Retransmissions before a connection is given up: some seconds with the time-outs that the connection manager derives of the path. A path that
@@ -208,8 +210,9 @@ impl Id {
             cap: ffi::ibv_qp_cap {
                 max_send_wr: capacities.send_depth,
                 max_recv_wr: capacities.recv_depth,
-                max_send_sge: 1,
-                max_recv_sge: 1,
+                max_send_sge: capacities.max_sges,
+                // Of a shared queue: its own.
+                max_recv_sge: if shared.is_some() { 1 } else { capacities.max_sges },
                 max_inline_data: capacities.max_inline,
             },
             qp_type: ffi::ibv_qp_type::IBV_QPT_RC,

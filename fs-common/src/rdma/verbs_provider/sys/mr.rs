@@ -1,8 +1,10 @@
 //! Registered memory, and the rights of a registration.
 
-use super::{Local, Pd, ffi, made};
+use super::{Pd, ffi, made};
 use crate::memory::{Pinned, SharedMemory};
+use crate::rdma::verbs::Sge;
 use crate::rdma::verbs_provider::sys_flush;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
@@ -38,6 +40,9 @@ impl Rights {
         access
     }
 }
+
+/// Registrations by local key.
+pub(in super::super) type Mrs = BTreeMap<u32, Arc<Mr>>;
 
 /// Registered memory.
 pub(in super::super) struct Mr {
@@ -90,7 +95,7 @@ impl Mr {
     }
 
     /// The mapped address of a range, for a post that copies.
-    pub(super) fn mapped(&self, local: Local) -> Option<u64> {
+    pub(super) fn mapped(&self, local: &Sge) -> Option<u64> {
         let is_inside = local.offset >= self.from && self.memory.contains(local.offset, local.len.into());
         is_inside.then(|| self.memory.base_address().as_ptr() as u64 + local.offset)
     }

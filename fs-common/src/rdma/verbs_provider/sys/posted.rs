@@ -1,7 +1,8 @@
 //! Work requests, and how they are posted to a connection's queue pair.
 
 use super::srq::receive_with;
-use super::{Id, Mr, Mw, Rights, ffi, made};
+use super::{Id, Mr, Mrs, Mw, Rights, ffi, made};
+use crate::rdma::verbs::Sge;
 use crate::rdma::verbs_provider::sys_flush::{self, Flush};
 use smallvec::SmallVec;
 use std::ffi::c_int;
@@ -11,18 +12,8 @@ use std::ptr::null_mut;
 /// Requests of one post. Most posts are short, and these need no memory of the heap.
 pub(in super::super) type Few<T> = SmallVec<[T; 4]>;
 
-/// A local range.
-#[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Local {
-    pub(in super::super) lkey: u32,
-    pub(in super::super) offset: u64,
-    pub(in super::super) len: u32,
-}
-
-impl Local {
-    pub(super) fn raw(self) -> ffi::ibv_sge {
-        ffi::ibv_sge { addr: self.offset, length: self.len, lkey: self.lkey }
-    }
+pub(super) fn raw_sge(range: &Sge) -> ffi::ibv_sge {
+    ffi::ibv_sge { addr: range.offset, length: range.len, lkey: range.lkey.0 }
 }
 
 /// A range at the target.
@@ -69,34 +60,40 @@ pub(in super::super) enum What<'r> {
 pub(in super::super) struct Posted<'r> {
     pub(in super::super) wr_id: u64,
     pub(in super::super) what: What<'r>,
-    pub(in super::super) local: Option<Local>,
-    /// The region of the local range, for a SEND or WRITE that the post copies.
-    pub(in super::super) inline: Option<&'r Mr>,
+    pub(in super::super) local: &'r [Sge],
+    /// The regions, for a SEND or WRITE that the post copies from those of its local ranges. All of them must be there, or the RNIC reads the ranges, and
+    /// refuses the one without a region.
+    pub(in super::super) inline: Option<&'r Mrs>,
     pub(in super::super) signaled: bool,
 }
 
 impl Posted<'_> {
-    /// The address from which the post copies, if it does.
-    fn mapped(&self) -> Option<u64> {
-        self.inline?.mapped(self.local?)
+    /// Adds the elements of its local ranges. Returns whether the post copies them.
+    fn add_elements(&self, to: &mut Few<ffi::ibv_sge>) -> bool {
+        let first = to.len();
+        to.extend(self.local.iter().map(raw_sge));
+        let Some(regions) = self.inline else { return false };
+        let mapped = |range: &Sge| regions.get(&range.lkey.0)?.mapped(range);
+        let Some(addresses) = self.local.iter().map(mapped).collect::<Option<Few<u64>>>() else {
+            return false;
+        };
+        for (element, address) in to[first..].iter_mut().zip(addresses) {
+            element.addr = address;
+        }
+        true
     }
 
-    fn raw_local(&self) -> Option<ffi::ibv_sge> {
-        let raw = self.local?.raw();
-        Some(ffi::ibv_sge { addr: self.mapped().unwrap_or(raw.addr), ..raw })
-    }
-
-    fn raw(&self, sge: *mut ffi::ibv_sge) -> ffi::ibv_send_wr {
+    /// The request, whose list of elements is still to be set.
+    fn raw(&self, is_copied: bool) -> ffi::ibv_send_wr {
         use ffi::ibv_wr_opcode as op;
         // SAFETY: all zeros is a value of this plain structure.
         let mut wr: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
         wr.wr_id = self.wr_id;
-        wr.sg_list = sge;
-        wr.num_sge = c_int::from(self.local.is_some());
+        wr.num_sge = self.local.len() as c_int;
         if self.signaled {
             wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
-        if self.mapped().is_some() {
+        if is_copied {
             wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
         }
         let rdma = |far: Far| ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey };
@@ -162,7 +159,7 @@ impl Posted<'_> {
 
 impl Id {
     /// Posts a receive.
-    pub(in super::super) fn post_receive(&self, wr_id: u64, local: Option<Local>) -> io::Result<()> {
+    pub(in super::super) fn post_receive(&self, wr_id: u64, local: &[Sge]) -> io::Result<()> {
         assert!(self.made_with.is_some(), "there is a queue pair to post to");
         // SAFETY: the queue pair is there; `receive_with` says the rest.
         receive_with(wr_id, local, |wr, bad| unsafe { ffi::ibv_post_recv((*self.raw.as_ptr()).qp, wr, bad) })
@@ -193,23 +190,29 @@ impl Id {
 
     /// Posts requests that `ibv_post_send` supports.
     fn post_run(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
-        let mut sges: Few<_> = requests.iter().map(Posted::raw_local).collect();
-        let mut wrs: Few<ffi::ibv_send_wr> = requests
-            .iter()
-            .zip(&mut sges)
-            .map(|(request, sge)| request.raw(sge.as_mut().map_or(null_mut(), |sge| sge)))
-            .collect();
-        let first = wrs.as_mut_ptr();
-        for index in 1..wrs.len() {
-            // SAFETY: inside of the list, which does not move any more.
-            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        let (mut sges, mut wrs) = (Few::new(), Few::<ffi::ibv_send_wr>::new());
+        for request in requests {
+            let is_copied = request.add_elements(&mut sges);
+            wrs.push(request.raw(is_copied));
+        }
+        let (first, mut elements) = (wrs.as_mut_ptr(), sges.as_mut_ptr());
+        for index in 0..wrs.len() {
+            // SAFETY: inside of both lists, which do not move any more: the elements of all requests stand one behind the other.
+            unsafe {
+                let wr = first.add(index);
+                (*wr).sg_list = elements;
+                elements = elements.add((*wr).num_sge as usize);
+                if index > 0 {
+                    (*first.add(index - 1)).next = wr;
+                }
+            }
         }
         if wrs.is_empty() {
             return Ok(());
         }
         let mut bad = null_mut();
         // SAFETY: the queue pair is there; the list and its elements outlive the call, which copies them. What they name is checked by
-        // the RNIC, here and at the target; or, inline, is mapped memory whose region `requests` holds (`Posted::raw_local`). That the library's
+        // the RNIC, here and at the target; or, inline, is mapped memory whose region `requests` holds (`Posted::add_elements`). That the library's
         // copy can race with others is as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
             0 => Ok(()),

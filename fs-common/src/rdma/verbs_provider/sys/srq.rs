@@ -1,6 +1,8 @@
 //! Shared receive queues, and the posting of receives to any queue.
 
-use super::{Local, Pd, ffi, made};
+use super::posted::raw_sge;
+use super::{Few, Pd, ffi, made};
+use crate::rdma::verbs::Sge;
 use std::ffi::c_int;
 use std::io;
 use std::ptr::{NonNull, null_mut};
@@ -18,10 +20,10 @@ unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Srq {
-    pub(in super::super) fn new(pd: &Arc<Pd>, depth: u32) -> io::Result<Self> {
+    pub(in super::super) fn new(pd: &Arc<Pd>, depth: u32, max_sge: u32) -> io::Result<Self> {
         let mut wanted = ffi::ibv_srq_init_attr {
             srq_context: null_mut(),
-            attr: ffi::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 },
+            attr: ffi::ibv_srq_attr { max_wr: depth, max_sge, srq_limit: 0 },
         };
         // SAFETY: the domain is there, and stays: `_pd` goes after the queue.
         let raw = made(unsafe { ffi::ibv_create_srq(pd.raw.as_ptr(), &mut wanted) })?;
@@ -29,7 +31,7 @@ impl Srq {
     }
 
     /// Posts a receive.
-    pub(in super::super) fn post_receive(&self, wr_id: u64, local: Option<Local>) -> io::Result<()> {
+    pub(in super::super) fn post_receive(&self, wr_id: u64, local: &[Sge]) -> io::Result<()> {
         // SAFETY: the queue is there; `receive_with` says the rest.
         receive_with(wr_id, local, |wr, bad| unsafe { ffi::ibv_post_srq_recv(self.raw.as_ptr(), wr, bad) })
     }
@@ -42,20 +44,20 @@ impl Drop for Srq {
     }
 }
 
-/// Builds a receive and its element for `post`, which copies both.
+/// Builds a receive and its elements for `post`, which copies both.
 pub(super) fn receive_with(
     wr_id: u64,
-    local: Option<Local>,
+    local: &[Sge],
     post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> c_int,
 ) -> io::Result<()> {
-    let mut sge = local.map(Local::raw);
+    let mut sges: Few<_> = local.iter().map(raw_sge).collect();
     let mut wr = ffi::ibv_recv_wr {
         wr_id,
         next: null_mut(),
-        sg_list: sge.as_mut().map_or(null_mut(), |sge| sge),
-        num_sge: c_int::from(local.is_some()),
+        sg_list: sges.as_mut_ptr(),
+        num_sge: local.len() as c_int,
     };
-    // The RNIC checks the range of the element.
+    // The RNIC checks the elements' ranges.
     match post(&mut wr, &mut null_mut()) {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error.abs())),

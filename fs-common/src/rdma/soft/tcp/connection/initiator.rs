@@ -4,7 +4,7 @@ use super::output::{OUTPUT_SOFT_BYTES, Sending};
 use super::{End, SCRATCH, TcpQp, prepare};
 use crate::breach::Breach;
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, writes_local};
-use crate::rdma::soft::region::LocalRange;
+use crate::rdma::soft::region::Local;
 use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, PacketKind, placement_number};
 use crate::rdma::verbs::{CompletionKind, QpState, Remote, SendOp, SendWr, WcStatus, WrId};
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ pub(super) struct Pending {
     /// The reply may be shorter, at the end of a file.
     pub(super) may_be_short: bool,
     /// Where the bytes of the reply go.
-    pub(super) local: LocalRange,
+    pub(super) local: Local,
     /// Bytes that were sent.
     pub(super) sent_len: u32,
 }
@@ -51,7 +51,7 @@ impl TcpQp {
             self.core.complete_send(request.wr_id, kind, status, true, 0);
             Err(End::Failed(status))
         };
-        let local = match self.core.registry.local(request.local, writes_local(&request.op)) {
+        let local = match self.core.registry.local(&request.local, writes_local(&request.op)) {
             Ok(local) => local,
             Err(status) => return refuse(status),
         };
@@ -88,7 +88,8 @@ impl TcpQp {
                     Remote::File { filekey, offset } => (PacketKind::ReadFile, filekey.0, offset),
                     Remote::Bitmap { filekey, first_page } => (PacketKind::ReadBitmap, filekey.0, first_page),
                 };
-                header.wanted = request.local.len;
+                // Not sent if it is more than a transfer may have.
+                header.wanted = local.len() as u32;
                 may_be_short = matches!(remote, Remote::File { .. });
                 expects = Some(PacketKind::ReadReply);
             }
@@ -113,8 +114,8 @@ impl TcpQp {
                 expects = Some(PacketKind::AtomicReply);
             }
             SendOp::Append { filekey, placed: at } => {
-                placed = match self.core.registry.local(at, true) {
-                    Ok(at) if at.len == 8 => Some(at),
+                placed = match self.core.registry.local(&at.into(), true) {
+                    Ok(at) if at.is_word() => Some(at),
                     Ok(_) => return refuse(WcStatus::LocalLength),
                     Err(status) => return refuse(status),
                 };
@@ -130,10 +131,10 @@ impl TcpQp {
             // FLUSH covers memory only; an RPC makes files durable.
             _ => return refuse(WcStatus::RemoteInvalid),
         }
-        if request.local.len > bound || (expects == Some(PacketKind::AtomicReply) && local.len != 8) {
+        if local.len() > bound as usize || (expects == Some(PacketKind::AtomicReply) && !local.is_word()) {
             return refuse(WcStatus::LocalLength);
         }
-        let payload_len = if writes_local(&request.op) { 0 } else { local.len };
+        let payload_len = if writes_local(&request.op) { 0 } else { local.len() };
         let held = match local.hold() {
             Ok(held) => held,
             Err(status) => return refuse(status),
@@ -151,7 +152,7 @@ impl TcpQp {
             self.put(sending, packet, more)
         })?;
         drop(held);
-        let byte_len = request.local.len;
+        let byte_len = local.len() as u32;
         if expects.is_none() && !request.signaled {
             if matches!(header.kind, PacketKind::Write | PacketKind::WriteFile) {
                 sending.silent.push_back((header.sequence, request.wr_id));
@@ -189,7 +190,7 @@ impl TcpQp {
                 done.kind,
                 WcStatus::Success,
                 done.signaled,
-                done.local.len as u32,
+                done.local.len() as u32,
             );
         }
     }
@@ -220,8 +221,8 @@ impl TcpQp {
             };
         }
         let expected = sending.pending.front().filter(|pending| {
-            let fits = payload.len() == pending.local.len
-                || (payload.len() < pending.local.len && pending.may_be_short);
+            let fits = payload.len() == pending.local.len()
+                || (payload.len() < pending.local.len() && pending.may_be_short);
             pending.sequence == header.sequence
                 && pending.expects == Some(header.kind)
                 && (header.kind != PacketKind::ReadReply || fits)
@@ -244,7 +245,7 @@ impl TcpQp {
                 // A completion tells how many bytes arrived; that of an APPEND, how many it placed.
                 if header.kind == PacketKind::AppendReply { pending.sent_len } else { bytes.len() as u32 }
             }),
-            None => Ok(pending.local.len as u32),
+            None => Ok(pending.local.len() as u32),
         };
         let len = match placed {
             Ok(len) => len,

@@ -354,7 +354,7 @@ impl TcpQp {
     }
 
     fn fill(&self, receive: PostedReceive, payload: &[u8], imm: Option<u32>) -> Result<(), End> {
-        if payload.len() > receive.local.len {
+        if payload.len() > receive.local.len() {
             self.core.become_state(QpState::Error);
             self.core.complete_receive(receive.wr_id, WcStatus::LocalLength, 0, None);
             return Err(End::Failed(WcStatus::LocalLength));
