@@ -33,15 +33,19 @@ const LACKS: [(Ability, &[LinkKind], &str); 6] = [
     (MapsWindows, &[Tcp, Unix, Sim, Rdma], "no windows are mapped"),
 ];
 
-/// Whether a test of this ability has something to test over this link, as it `is_there` or not.
-pub(super) fn has(link: LinkKind, ability: Ability, is_there: bool) -> bool {
+/// Why a link lacks an ability, if this suite expects that. Fails unless that is as it `is_there`.
+fn lacked(link: LinkKind, ability: Ability, is_there: bool) -> Option<&'static str> {
     let lacked = LACKS.iter().find(|(lacked, links, _)| *lacked == ability && links.contains(&link));
     assert_eq!(is_there, lacked.is_none(), "{ability:?} over {link:?} is not as the suite's table has it");
-    if let Some((.., why)) = lacked {
-        let thread = std::thread::current();
-        println!("skipped: {}: {why} over {link:?}", thread.name().unwrap_or("a test"));
-    }
-    is_there
+    lacked.map(|(.., why)| *why)
+}
+
+/// Whether a test of this ability has something to test over this link, as it `is_there` or not. If not, says so with a line.
+pub(super) fn has(link: LinkKind, ability: Ability, is_there: bool) -> bool {
+    let Some(why) = lacked(link, ability, is_there) else { return true };
+    let thread = std::thread::current();
+    println!("skipped: {}: {why} over {link:?}", thread.name().unwrap_or("a test"));
+    false
 }
 
 /// What a device says of itself is what the suite expects of its link.
@@ -49,11 +53,11 @@ pub(super) fn abilities_are_as_expected(link: LinkKind) {
     let pair = Pair::new(link);
     let capabilities = pair.server.device.capabilities();
     let windows = capabilities.memory_windows;
-    if !has(link, MemoryWindows, windows) {
+    if lacked(link, MemoryWindows, windows).is_some() {
         let refused = pair.s().create_window().err().expect("it has none");
         assert!(matches!(refused, RdmaError::Unsupported(_)), "{refused}");
     }
-    if !has(link, SharedReceives, capabilities.shared_receives) {
+    if lacked(link, SharedReceives, capabilities.shared_receives).is_some() {
         let refused = pair.server.pd.create_shared_receives(4, 1).err().expect("it has none");
         assert!(matches!(refused, RdmaError::Unsupported(_)), "{refused}");
     }
