@@ -87,8 +87,8 @@ fn control_messages() -> Vec<Vec<u8>> {
         Answer::Broke { why: Why::Fault("not mapped".into()) },
         Answer::Refused { reason: "the node is full; join a larger one".into() },
     ];
-    let questions = questions.iter().map(|question| encode(question));
-    questions.chain(answers.iter().map(|answer| encode(answer))).map(|bytes| bytes.expect("short")).collect()
+    let questions = questions.iter().map(encode);
+    questions.chain(answers.iter().map(encode)).map(|bytes| bytes.expect("short")).collect()
 }
 
 #[test]

@@ -362,13 +362,14 @@ fn readers_never_see_a_torn_foreign_or_old_page() {
         let world = &world;
         let writers: Vec<_> =
             (1..=FILES).map(|ino| scope.spawn(move || world.writer(ino, seed ^ ino))).collect();
-        let mut threads = Vec::new();
-        threads.push(scope.spawn(move || world.churner(seed ^ 10)));
-        threads.push(scope.spawn(move || world.background()));
-        threads.push(scope.spawn(move || world.mover(seed ^ 15)));
-        threads.push(scope.spawn(move || world.fetcher(seed ^ 20)));
-        threads.push(scope.spawn(move || world.target_reader(seed ^ 30)));
-        threads.push(scope.spawn(move || world.initiator(seed ^ 40)));
+        let threads = [
+            scope.spawn(move || world.churner(seed ^ 10)),
+            scope.spawn(move || world.background()),
+            scope.spawn(move || world.mover(seed ^ 15)),
+            scope.spawn(move || world.fetcher(seed ^ 20)),
+            scope.spawn(move || world.target_reader(seed ^ 30)),
+            scope.spawn(move || world.initiator(seed ^ 40)),
+        ];
         // A thread that panicked ends the run at once.
         while writers.iter().any(|thread| !thread.is_finished())
             && threads.iter().all(|thread| !thread.is_finished())

@@ -288,7 +288,7 @@ impl World {
             let page = 1 + random.next_u64() % (FILE_PAGES - 1);
             let before = self.done[page as usize].load(Ordering::SeqCst);
             let offset = page * PAGE_SIZE_U64;
-            let valid = if random.next_u64() % 2 == 0 {
+            let valid = if random.next_u64().is_multiple_of(2) {
                 let read = self.storage.read(self.file(), offset, PAGE_SIZE).expect("reads");
                 bytes[..read.len()].copy_from_slice(&read);
                 read.len()
