@@ -39,7 +39,7 @@ case $program in
         say "building the server's tests"
         # By package, so that cargo builds them as it does for the whole workspace.
         built=$(cd "$ROOT" && cargo test --workspace --locked "${FEATURES[@]}" --lib --no-run --quiet --message-format=json) || die "the tests do not build"
-        binary=$(jq -r 'select(.executable != null and .profile.test and .target.name == "cuttlefs_server") | .executable' <<<"$built")
+        binary=$(jq -r 'select(.executable != null and .profile.test and (.target.src_path | endswith("/fs-server/src/lib.rs"))) | .executable' <<<"$built")
         [[ -x $binary ]] || die "there is no test of cuttlefs-server"
         program=(bash "$ROOT/scripts/vm/kmod-tests.sh" "$binary")
         # The last part takes an RNIC, and so a kernel with soft-RoCE, which the debug kernel has not.
