@@ -77,6 +77,12 @@ if $with_tests; then
     ((${#missing[@]} == 0)) || install "${missing[@]}" || say "tests of RDMA hardware and of the kernel module will be skipped: ${missing[*]} missing"
 fi
 
+if $with_tests; then
+    # Suite `preload` runs LevelDB, too. Without it that part is skipped.
+    mapfile -t missing < <(missing_of python3-plyvel)
+    ((${#missing[@]} == 0)) || install "${missing[@]}" || say "the suite preload will skip LevelDB: ${missing[*]} missing"
+fi
+
 [[ -e /dev/fuse ]] || die "/dev/fuse is missing: load the fuse module (modprobe fuse), or give the container --device /dev/fuse --cap-add SYS_ADMIN"
 command -v cargo >/dev/null ||
     die "cargo is missing: install Rust 1.90 or newer from https://rustup.rs, then run this again"

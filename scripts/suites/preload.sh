@@ -156,7 +156,7 @@ if [[ -n ${LEVELS:-} ]]; then
     check "LevelDB does the same puts and gets with and without it" load_beside levels leveldb
     rates LevelDB levels
 else
-    echo "no LevelDB here: apt install python3-plyvel"
+    say "LevelDB: skipped, python3-plyvel is missing; scripts/setup.sh --tests installs it"
 fi
 
 git_make() {
