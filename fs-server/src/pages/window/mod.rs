@@ -5,7 +5,7 @@
 //! in their order, and initiators look up a page's frame in the table; then this module is not used.
 //!
 //! There are two kinds of windows: by on-demand paging (`odp`), and by the IOMMU (`iommu`, which takes the RNIC's `pci_address`). A server has one of
-//! them at most ([`ServedWindow`]).
+//! them at most (`ServedWindow`).
 //!
 //! # What an initiator may believe
 //! The bytes that it READ are the page if the page's residency entry, READ before and after the bytes, is the same and even, **and** no 32 aligned
