@@ -54,7 +54,8 @@ struct cuttlefs_completion {
 /* Words for the last error of the calling thread; valid until its next call of this library. */
 const char *cuttlefs_error(void);
 
-/* A session with the server at a URL (tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH, shm:///PATH). options may be NULL. */
+/* A session with the server at a URL (tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH, shm:///PATH). options may be NULL. A process that was forked from
+ * one with a session gets -EOPNOTSUPP, unless it has started a program since. */
 int cuttlefs_connect(const char *url, const struct cuttlefs_options *options, cuttlefs_session **session);
 void cuttlefs_session_free(cuttlefs_session *session);
 

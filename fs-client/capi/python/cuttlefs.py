@@ -6,7 +6,7 @@
         log.append(b"a line\\n")
         log.sync()
 
-The library is the one where CUTTLEFS_LIBRARY says, else the one beside this module (as in a wheel), else the one that the loader finds. Errors are OSError, with the library's words. Calls let other threads run.
+The library is the one where CUTTLEFS_LIBRARY says, else the one beside this module (as in a wheel), else the one that the loader finds. Errors are OSError, with the library's words. Calls let other threads run. A child of fork(2) cannot use it behind its parent's first session: choose multiprocessing's method `spawn`.
 """
 
 import ctypes

@@ -47,6 +47,12 @@ pub(crate) fn invalid(why: &str) -> c_int {
     -libc::EINVAL
 }
 
+/// What cannot be had in this process.
+pub(crate) fn unsupported(why: &str) -> c_int {
+    note(why);
+    -libc::EOPNOTSUPP
+}
+
 fn note(text: &str) {
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
     LAST.set(text);

@@ -236,7 +236,7 @@ impl<'a> Work<'a> {
 /// An error with what to do about it.
 fn advised(error: &str) -> String {
     let advice = [
-        (Status::NoSpace, "the pool has too little free space to move it: free some, or add some"),
+        (Status::NoSpace, "the pool has too little free space to move it: free some"),
         (Status::Denied, "you must be permitted to read and write it"),
         (Status::ReadOnly, "the export is read-only: use a mount of another one"),
         (Status::NotPermitted, "it is immutable or append-only: take the mark away with chattr(1) first"),
