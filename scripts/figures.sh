@@ -3,6 +3,9 @@
 # temporary files; and may set `under`, the command that the benchmark runs under.
 under=()
 
+# Has the benchmarks run under real-time priority, where that may be had: one thread of somebody else's in between decides about a run of milliseconds.
+in_real_time() { chrt -f 1 true 2>/dev/null && under=(chrt -f 1); }
+
 # The programs are built from this tree now, so that the commit on each page is theirs.
 build_for_figures() {
     set_features

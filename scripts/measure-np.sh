@@ -14,8 +14,7 @@ take_arguments 'seconds rounds' '@(7|8|9|10|11|table[123]|shm)' "$@"
 ((${#figures[@]})) || figures=(7 8 9 10 11 table1 table2 table3 shm)
 
 build_for_figures
-# A shared machine is quieter so: accesses over shm take less than a wake-up of somebody else.
-chrt -f 1 true 2>/dev/null && under=(chrt -f 1)
+in_real_time
 out=docs/np
 work=$(mktemp -d /var/tmp/cft-np.XXXX) || exit 1
 trap 'rm -rf --one-file-system "$work"' EXIT

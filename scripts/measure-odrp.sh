@@ -13,8 +13,7 @@ take_arguments 'seconds rounds' '@(7|8|9|1[0-2]|unix)' "$@"
 ((${#figures[@]})) || figures=(7 8 9 10 11 12 unix)
 
 build_for_figures
-# An application's run takes a tenth of a second: one thread of somebody else's in between decides. Under real-time priority it waits.
-chrt -f 1 true 2>/dev/null && under=(chrt -f 1)
+in_real_time
 out=docs/odrp
 work=$(mktemp -d /var/tmp/cft-odrp.XXXX) || exit 1
 trap 'rm -rf --one-file-system "$work"' EXIT

@@ -495,6 +495,35 @@ fn a_server_that_is_away_is_waited_for_as_long_as_the_caller_says() {
     }
 }
 
+fn same_by_requests(link: &str) {
+    let server = Server::new(link, 256);
+    let session = server.connect();
+    let file = session.open("file", OpenOptions::CREATE).expect("made");
+    file.write_at(0, &[1; 100]).expect("written");
+    let grant = file.grant_write(0, 1000).expect("an empty promise");
+    assert!(!grant.is_one_sided() && !grant.stands());
+    grant.renew().expect("nothing to do");
+    file.write_at(10, b"write").expect("written");
+    assert_eq!(file.append(b"append").expect("appended"), 100);
+    let refused = file.fetch_add(0, 1).expect_err("no such verb");
+    let says_why = refused.to_string().contains(&format!("{link}://"));
+    assert!(matches!(refused, NativeError::Unsupported(_)) && says_why, "{refused}");
+    let mut queue = Queue::new(&session, 2).expect("a queue");
+    assert!(matches!(queue.post_fetch_add(1, &file, 0, 1), Err(NativeError::Unsupported(_))));
+    assert_eq!(server.running.server().files.figures().grants.grants, 0);
+    let mut bytes = [0; 106];
+    assert_eq!(file.read_at(0, &mut bytes).expect("read"), 106);
+    assert!(bytes[..10] == [1; 10] && bytes[10..15] == *b"write" && bytes[100..] == *b"append");
+    grant.give_back().expect("nothing to do");
+    drop((queue, file, session));
+    server.stop();
+}
+
+#[test]
+fn links_without_such_verbs_do_the_same_by_requests() {
+    same_by_requests("shm");
+}
+
 /// Over a real RNIC (scripts/vm/rdma-test.sh), which translates no file addresses: it READs windows, and changes go as requests.
 mod rdma {
     use super::*;
@@ -520,25 +549,6 @@ mod rdma {
     #[test]
     #[ignore = "wants an RNIC"]
     fn a_grant_promises_nothing_and_changes_are_requests() {
-        let server = Server::new("rdma", 256);
-        let session = server.connect();
-        let file = session.open("file", OpenOptions::CREATE).expect("made");
-        file.write_at(0, &[1; 100]).expect("written");
-        let grant = file.grant_write(0, 1000).expect("an empty promise");
-        assert!(!grant.is_one_sided() && !grant.stands());
-        file.write_at(10, b"write").expect("written");
-        assert_eq!(file.append(b"append").expect("appended"), 100);
-        let refused = file.fetch_add(0, 1).expect_err("no such verb");
-        let says_why = refused.to_string().contains("rdma://");
-        assert!(matches!(refused, NativeError::Unsupported(_)) && says_why, "{refused}");
-        let mut queue = Queue::new(&session, 2).expect("a queue");
-        assert!(matches!(queue.post_fetch_add(1, &file, 0, 1), Err(NativeError::Unsupported(_))));
-        let mut bytes = [0; 106];
-        assert_eq!(file.read_at(0, &mut bytes).expect("read"), 106);
-        assert!(bytes[..10] == [1; 10] && bytes[10..15] == *b"write" && bytes[100..] == *b"append");
-        assert_eq!(server.running.server().files.figures().grants.grants, 0);
-        grant.give_back().expect("nothing to do");
-        drop((queue, file, session));
-        server.stop();
+        same_by_requests("rdma");
     }
 }

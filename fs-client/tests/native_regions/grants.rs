@@ -154,28 +154,6 @@ fn appends_beyond_a_grant_need_no_worker_while_there_are_free_pages() {
 }
 
 #[test]
-fn links_without_such_verbs_do_the_same_by_requests() {
-    let server = Server::new(256);
-    let session = server.connect("shm");
-    let file = create(&session, "file", &[1; 100]);
-    let grant = file.grant_write(0, 1000).expect("an empty promise");
-    assert!(!grant.is_one_sided() && !grant.stands());
-    grant.renew().expect("nothing to do");
-    file.write_at(10, b"write").expect("written");
-    assert_eq!(file.append(b"append").expect("appended"), 100);
-    let refused = file.fetch_add(0, 1).expect_err("no such verb");
-    assert!(
-        matches!(refused, NativeError::Unsupported(_)) && refused.to_string().contains("shm://"),
-        "{refused}"
-    );
-    let mut queue = Queue::new(&session, 2).expect("a queue");
-    assert!(matches!(queue.post_fetch_add(1, &file, 0, 1), Err(NativeError::Unsupported(_))));
-    assert_eq!(server.running.server().files.figures().grants.grants, 0);
-    assert_eq!(read(&file, 10, 5).expect("read"), b"write");
-    grant.give_back().expect("nothing to do");
-}
-
-#[test]
 fn what_a_grant_is_not_for_is_refused_and_harms_nobody() {
     let server = Server::new(512);
     let session = server.connect("tcp");
