@@ -29,10 +29,13 @@ HERE=$(dirname "${BASH_SOURCE[0]}")
 RELAY=$CUTTLEFS_BIN/examples/keyed_relay
 [[ $LINK != tcp || -x $RELAY ]] || die "no $RELAY; build it: cargo build --release -p cuttlefs-common --example keyed_relay"
 # Kinds of attacks without a key are for a link that asks for one.
-kinds() { python3 "$HERE/hostile.py" list | awk -F '\t' -v tcp="$([[ $LINK == tcp ]] && echo 1)" '$2 == "" || tcp {print $1}'; }
+kinds() { python3 "$HERE/hostile.py" list | awk -F '\t' -v tcp="$([[ $LINK == tcp ]] && echo 1)" '$2 != "keyless" || tcp {print $1}'; }
 read -ra KINDS <<<"${CUTTLEFS_ATTACK_KINDS:-$(kinds | tr '\n' ' ')}"
-KEYLESS=" $(python3 "$HERE/hostile.py" list | awk -F '\t' '$2 != "" {print $1}' | tr '\n' ' ') "
-readonly KEYLESS
+# kinds_of TRAIT: the kinds that `hostile.py list` says this of, with a space before and behind each.
+kinds_of() { echo " $(python3 "$HERE/hostile.py" list | awk -F '\t' -v trait="$1" '$2 == trait {print $1}' | tr '\n' ' ') "; }
+KEYLESS=$(kinds_of keyless)
+MALFORMED=$(kinds_of malformed)
+readonly KEYLESS MALFORMED
 # Each kind has three parts in each round.
 PART_S=$(awk -v all="${CUTTLEFS_ATTACK_SECONDS:-120}" -v parts=$((3 * ROUNDS * ${#KINDS[@]})) \
     'BEGIN {part = all / parts; print part < 1 ? 1 : part}')
@@ -174,7 +177,8 @@ attacked() {
 
 # One kind of attack: the three measurements in turn.
 attack() {
-    local kind=$1 round alone=() beside=() under=() longest=0 resident=0 now
+    local kind=$1 round alone=() beside=() under=() longest=0 resident=0 now bad
+    bad=$(counter bad_messages)
     for ((round = 0; round < ROUNDS; round++)); do
         FIGURES=$(beside "$PART_S") || { echo "the mount fails before the attack: $FIGURES"; return 1; }
         alone+=("${FIGURES% *}")
@@ -201,6 +205,10 @@ attack() {
             kind, alone, machine, 100 * machine / alone, under, 100 * under / machine, 100 * least, 100 * most, longest, mib >>rates
         printf "%d", 100 * under / machine
     }')
+    # A peer whose requests are no requests is thrown out at once, and hurts nobody.
+    now=$(counter bad_messages)
+    [[ $MALFORMED == *" $kind "* || $now == "$bad" ]] ||
+        { echo "the server does not understand $((now - bad)) messages of $kind: hostile.py has other requests than fs-common"; return 1; }
     ((resident <= RESIDENT_MAX_KIB)) || { echo "the server takes $((resident / 1024)) MiB"; return 1; }
     # Everything is given back at once, except what may stay for a lease.
     settles held "$HELD" 15

@@ -6,7 +6,8 @@ usage: hostile.py KIND ADDRESS NAME SECONDS
 Connects to a server's unix:// socket as a user that is neither root nor the server's, or without a key to its tcp:// HOST:PORT,
 does one kind of harm for so many seconds, and ends. NAME is a file in the root directory that anybody may read and write; kinds of
 expensive requests want what `hostile.py prepare FILE` makes beside it, through a mount. It speaks the wire in its own words: frames of docs/ARCHITECTURE.md's byte protocol (fs-common/src/rdma/soft/tcp/frame.rs) and requests in postcard
-(fs-common/src/rpc/request.rs). `hostile.py list` prints the kinds, and whether they are what a peer without a key can do.
+(fs-common/src/rpc/request.rs). `hostile.py list` prints the kinds, and which of them come
+without a key or send what is no request.
 """
 import collections
 import os
@@ -97,7 +98,7 @@ def read_dir(ino):
 
 
 def open_file(ino):
-    return b"\x0f" + varint(ino) + b"\x01\x01\x00"
+    return b"\x0f" + varint(ino) + b"\x01\x01\x00\x00"
 
 
 def pushed_fetch(filekey):
@@ -633,6 +634,8 @@ KINDS = [
     slow_frames, locks, filekeys, reclaims, counters, flood, name_lists, copies, holes, statuses, words, records, long_writes, keyless, crowd, handshakes,
 ]
 KEYLESS = [keyless, crowd, handshakes]
+# These send messages that are no requests. Those of all others have to be, or they would be no attack: attack.sh looks at the server's count.
+MALFORMED = [garbage, parked]
 # These come as two users at once; over tcp these are one peer, for they have one key.
 BY_TWO = [words, records, long_writes]
 
@@ -640,7 +643,8 @@ BY_TWO = [words, records, long_writes]
 def main():
     if sys.argv[1:] == ["list"]:
         for kind in KINDS:
-            print(f"{kind.__name__}\t{'keyless' if kind in KEYLESS else ''}\t{kind.__doc__}")
+            trait = "keyless" if kind in KEYLESS else "malformed" if kind in MALFORMED else ""
+            print(f"{kind.__name__}\t{trait}\t{kind.__doc__}")
         return
     if sys.argv[1] == "prepare":
         return prepare(sys.argv[2])
