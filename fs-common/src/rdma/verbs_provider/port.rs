@@ -120,9 +120,13 @@ impl Port {
         places.sort_unstable();
         let gid = |index: u32| {
             let address: Ipv6Addr = read(&folder.join("gids").join(index.to_string()))?.parse().ok()?;
+            // Most are not set; rdma_rxe has 1,024.
+            if address.is_unspecified() {
+                return None;
+            }
             let attribute = |name: &str| read(&folder.join("gid_attrs").join(name).join(index.to_string()));
             let (kind, interface) = (attribute("types"), attribute("ndevs"));
-            (!address.is_unspecified()).then_some(Gid { index, address, kind, interface })
+            Some(Gid { index, address, kind, interface })
         };
         places.into_iter().filter_map(gid).collect()
     }

@@ -15,7 +15,7 @@ use super::cm::Events;
 use super::cq::{Promise, Taken, VerbsCq};
 use super::regions::Regions;
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Far, Mw, Pd, Posted, Wc, What};
+use super::sys::{self, Batch, Far, Mw, Pd, Posted, Wc, What};
 use super::sys_flush::Flush;
 use super::window::VerbsWindow;
 use super::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
@@ -355,7 +355,7 @@ impl VerbsQp {
             inline: None,
             signaled: true,
         };
-        if self.id.post_send(&[nothing]).is_ok() {
+        if self.id.post_send(&mut Batch::of(&nothing)).is_ok() {
             let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
             sends.probe = Some(sends.under_way.next());
             sends.silent = 0;
@@ -395,7 +395,7 @@ impl VerbsQp {
         }
         let number = sends.under_way.next();
         let request = Posted { wr_id: number, what, local: &[], inline: None, signaled: true };
-        if let Err((_, error)) = self.id.post_send(&[request]) {
+        if let Err((_, error)) = self.id.post_send(&mut Batch::of(&request)) {
             drop(sends);
             tracing::debug!(%error, ?kind, "the RNIC refused a post");
             self.fail();
@@ -411,8 +411,8 @@ impl VerbsQp {
         let mut sends = self.sends.lock();
         let room = sends.room(self.capacities.send_depth);
         // Where bytes are copied, their regions stay until they are.
-        let regions = requests.iter().any(|request| self.is_inline(request)).then(|| self.regions.read());
-        let mut posted = sys::Few::new();
+        let mut regions = None;
+        let mut batch = Batch::new();
         for request in requests.iter().take(room) {
             let Ok((what, local)) = self.what(request) else { break };
             sends.silent = if request.signaled { 0 } else { sends.silent + 1 };
@@ -420,13 +420,10 @@ impl VerbsQp {
             if is_asked {
                 sends.silent = 0;
             }
-            posted.push(Posted {
-                wr_id: sends.under_way.next(),
-                what,
-                local,
-                inline: regions.as_deref().filter(|_| self.is_inline(request)),
-                signaled: is_asked,
-            });
+            let inline =
+                self.is_inline(request).then(|| &**regions.get_or_insert_with(|| self.regions.read()));
+            let wr_id = sends.under_way.next();
+            batch.add(&Posted { wr_id, what, local, inline, signaled: is_asked });
             sends.under_way.list.push_back(Sending {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),
@@ -434,11 +431,12 @@ impl VerbsQp {
                 tells: if request.signaled { Tells::End } else { Tells::Failure },
             });
         }
-        match self.id.post_send(&posted) {
-            Ok(()) => Ok(posted.len()),
+        let count = batch.len();
+        match self.id.post_send(&mut batch) {
+            Ok(()) => Ok(count),
             Err((done, error)) => {
                 // Requests that the RNIC did not take are not under way.
-                let left = sends.under_way.list.len() - (posted.len() - done);
+                let left = sends.under_way.list.len() - (count - done);
                 sends.under_way.list.truncate(left);
                 drop(sends);
                 tracing::debug!(%error, "the RNIC refused a post");

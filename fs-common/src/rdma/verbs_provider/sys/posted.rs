@@ -10,7 +10,7 @@ use std::io;
 use std::ptr::null_mut;
 
 /// Requests of one post. Most posts are short, and these need no memory of the heap.
-pub(in super::super) type Few<T> = SmallVec<[T; 4]>;
+pub(super) type Few<T> = SmallVec<[T; 4]>;
 
 pub(super) fn raw_sge(range: &Sge) -> ffi::ibv_sge {
     ffi::ibv_sge { addr: range.offset, length: range.len, lkey: range.lkey.0 }
@@ -62,38 +62,47 @@ pub(in super::super) struct Posted<'r> {
     pub(in super::super) what: What<'r>,
     pub(in super::super) local: &'r [Sge],
     /// The regions, for a SEND or WRITE that the post copies from those of its local ranges. All of them must be there, or the RNIC reads the ranges, and
-    /// refuses the one without a region.
+    /// refuses the one without a region. They stay registered until the batch is posted.
     pub(in super::super) inline: Option<&'r Mrs>,
     pub(in super::super) signaled: bool,
 }
 
-impl Posted<'_> {
-    /// Adds the elements of its local ranges. Returns whether the post copies them.
-    fn add_elements(&self, to: &mut Few<ffi::ibv_sge>) -> bool {
-        let first = to.len();
-        to.extend(self.local.iter().map(raw_sge));
-        let Some(regions) = self.inline else { return false };
-        let mapped = |range: &Sge| regions.get(&range.lkey.0)?.mapped(range);
-        let Some(addresses) = self.local.iter().map(mapped).collect::<Option<Few<u64>>>() else {
-            return false;
-        };
-        for (element, address) in to[first..].iter_mut().zip(addresses) {
-            element.addr = address;
-        }
-        true
+/// Send work requests of one post, as libibverbs takes them.
+pub(in super::super) struct Batch {
+    wrs: Few<ffi::ibv_send_wr>,
+    /// The elements of all requests, one behind the other.
+    sges: Few<ffi::ibv_sge>,
+    /// FLUSHes, by their places among the requests: `ibv_post_send` knows none.
+    flushes: Vec<(usize, Flush)>,
+}
+
+impl Batch {
+    pub(in super::super) fn new() -> Self {
+        Self { wrs: Few::new(), sges: Few::new(), flushes: Vec::new() }
     }
 
-    /// The request, whose list of elements is still to be set.
-    fn raw(&self, is_copied: bool) -> ffi::ibv_send_wr {
+    /// One request.
+    pub(in super::super) fn of(request: &Posted) -> Self {
+        let mut batch = Self::new();
+        batch.add(request);
+        batch
+    }
+
+    pub(in super::super) fn len(&self) -> usize {
+        self.wrs.len()
+    }
+
+    /// Adds a request behind the others.
+    pub(in super::super) fn add(&mut self, request: &Posted) {
         use ffi::ibv_wr_opcode as op;
         // SAFETY: all zeros is a value of this plain structure.
         let mut wr: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
-        wr.wr_id = self.wr_id;
-        wr.num_sge = self.local.len() as c_int;
-        if self.signaled {
+        wr.wr_id = request.wr_id;
+        wr.num_sge = request.local.len() as c_int;
+        if request.signaled {
             wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
-        if is_copied {
+        if self.add_elements(request) {
             wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
         }
         let rdma = |far: Far| ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey };
@@ -104,7 +113,7 @@ impl Posted<'_> {
             rkey: far.rkey,
         };
         let mut imm = None;
-        wr.opcode = match self.what {
+        wr.opcode = match request.what {
             What::Send => op::IBV_WR_SEND,
             What::SendImm(value) => {
                 imm = Some(value);
@@ -131,7 +140,11 @@ impl Posted<'_> {
                 wr.wr.atomic = atomic(far, add, 0);
                 op::IBV_WR_ATOMIC_FETCH_AND_ADD
             }
-            What::Flush(_) => unreachable!("`ibv_post_send` knows no FLUSH"),
+            What::Flush(flush) => {
+                self.flushes.push((self.wrs.len(), flush));
+                // Only its number and flags are used (`post`).
+                op::IBV_WR_RDMA_READ
+            }
             What::Bind { window, rkey, region, offset, len, rights } => {
                 wr.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
                     mw: window.raw.as_ptr(),
@@ -153,7 +166,22 @@ impl Posted<'_> {
         if let Some(value) = imm {
             wr.imm_data_invalidated_rkey_union.imm_data = value.to_be();
         }
-        wr
+        self.wrs.push(wr);
+    }
+
+    /// Adds the elements of a request's local ranges. Returns whether the post copies them.
+    fn add_elements(&mut self, request: &Posted) -> bool {
+        let first = self.sges.len();
+        self.sges.extend(request.local.iter().map(raw_sge));
+        let Some(regions) = request.inline else { return false };
+        let mapped = |range: &Sge| regions.get(&range.lkey.0)?.mapped(range);
+        if request.local.iter().any(|range| mapped(range).is_none()) {
+            return false;
+        }
+        for (element, range) in self.sges[first..].iter_mut().zip(request.local) {
+            element.addr = mapped(range).unwrap_or(element.addr);
+        }
+        true
     }
 }
 
@@ -166,53 +194,42 @@ impl Id {
     }
 
     /// Posts send work requests, with one doorbell, and one more for each FLUSH among them. The error contains how many were posted. The caller holds
-    /// a lock meanwhile.
-    pub(in super::super) fn post_send(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
+    /// a lock meanwhile, and the regions of requests that are copied.
+    pub(in super::super) fn post_send(&self, batch: &mut Batch) -> Result<(), (usize, io::Error)> {
         assert!(self.made_with.is_some(), "there is a queue pair to post to");
-        let is_flush = |request: &Posted| matches!(request.what, What::Flush(_));
-        let mut posted = 0;
-        for run in requests.chunk_by(|one, next| !is_flush(one) && !is_flush(next)) {
-            let result = match run {
-                [Posted { wr_id, what: What::Flush(flush), signaled, .. }] => {
-                    // SAFETY: the identifier is there, and has its queue pair.
-                    let qp = made(unsafe { (*self.raw.as_ptr()).qp });
-                    // SAFETY: the queue pair stays; whoever posts a FLUSH has seen in the device's abilities that it can.
-                    let post = |qp| unsafe { sys_flush::post(qp, *wr_id, *flush, *signaled) };
-                    qp.and_then(post).map_err(|error| (0, error))
-                }
-                run => self.post_run(run),
-            };
-            result.map_err(|(done, error)| (posted + done, error))?;
-            posted += run.len();
+        let Batch { wrs, sges, flushes } = batch;
+        let mut elements = sges.as_mut_ptr();
+        for wr in wrs.iter_mut() {
+            wr.sg_list = elements;
+            // SAFETY: inside of the list or at its end: the elements of all requests stand one behind the other.
+            elements = unsafe { elements.add(wr.num_sge as usize) };
         }
-        Ok(())
+        let mut posted = 0;
+        for (place, flush) in flushes.iter() {
+            self.post_run(&mut wrs[posted..*place]).map_err(|(done, error)| (posted + done, error))?;
+            let wr = &wrs[*place];
+            let is_signaled = wr.send_flags & ffi::ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
+            // SAFETY: the identifier is there, and has its queue pair.
+            let qp = made(unsafe { (*self.raw.as_ptr()).qp });
+            // SAFETY: the queue pair stays; whoever posts a FLUSH has seen in the device's abilities that it can.
+            let post = |qp| unsafe { sys_flush::post(qp, wr.wr_id, *flush, is_signaled) };
+            qp.and_then(post).map_err(|error| (*place, error))?;
+            posted = place + 1;
+        }
+        self.post_run(&mut wrs[posted..]).map_err(|(done, error)| (posted + done, error))
     }
 
-    /// Posts requests that `ibv_post_send` supports.
-    fn post_run(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
-        let (mut sges, mut wrs) = (Few::new(), Few::<ffi::ibv_send_wr>::new());
-        for request in requests {
-            let is_copied = request.add_elements(&mut sges);
-            wrs.push(request.raw(is_copied));
-        }
-        let (first, mut elements) = (wrs.as_mut_ptr(), sges.as_mut_ptr());
-        for index in 0..wrs.len() {
-            // SAFETY: inside of both lists, which do not move any more: the elements of all requests stand one behind the other.
-            unsafe {
-                let wr = first.add(index);
-                (*wr).sg_list = elements;
-                elements = elements.add((*wr).num_sge as usize);
-                if index > 0 {
-                    (*first.add(index - 1)).next = wr;
-                }
-            }
-        }
-        if wrs.is_empty() {
-            return Ok(());
+    /// Posts requests that `ibv_post_send` supports, whose lists of elements are set.
+    fn post_run(&self, wrs: &mut [ffi::ibv_send_wr]) -> Result<(), (usize, io::Error)> {
+        let Some(last) = wrs.len().checked_sub(1) else { return Ok(()) };
+        let first = wrs.as_mut_ptr();
+        for index in 0..last {
+            // SAFETY: inside of the list.
+            unsafe { (*first.add(index)).next = first.add(index + 1) };
         }
         let mut bad = null_mut();
         // SAFETY: the queue pair is there; the list and its elements outlive the call, which copies them. What they name is checked by
-        // the RNIC, here and at the target; or, inline, is mapped memory whose region `requests` holds (`Posted::add_elements`). That the library's
+        // the RNIC, here and at the target; or, inline, is mapped memory whose region the caller holds (`Batch::add_elements`). That the library's
         // copy can race with others is as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
             0 => Ok(()),

@@ -1,7 +1,8 @@
 //! Shared receive queues, and the posting of receives to any queue.
 
+use super::posted::Few;
 use super::posted::raw_sge;
-use super::{Few, Pd, ffi, made};
+use super::{Pd, ffi, made};
 use crate::rdma::verbs::Sge;
 use std::ffi::c_int;
 use std::io;
