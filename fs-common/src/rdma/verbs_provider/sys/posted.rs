@@ -171,17 +171,19 @@ impl Batch {
 
     /// Adds the elements of a request's local ranges. Returns whether the post copies them.
     fn add_elements(&mut self, request: &Posted) -> bool {
-        let first = self.sges.len();
-        self.sges.extend(request.local.iter().map(raw_sge));
-        let Some(regions) = request.inline else { return false };
-        let mapped = |range: &Sge| regions.get(&range.lkey.0)?.mapped(range);
-        if request.local.iter().any(|range| mapped(range).is_none()) {
-            return false;
+        let copied = request.inline.and_then(|regions| {
+            let element = |range: &Sge| {
+                let addr = regions.get(&range.lkey.0)?.mapped(range)?;
+                Some(ffi::ibv_sge { addr, ..raw_sge(range) })
+            };
+            request.local.iter().map(element).collect::<Option<Few<_>>>()
+        });
+        let is_copied = copied.is_some();
+        match copied {
+            Some(elements) => self.sges.extend(elements),
+            None => self.sges.extend(request.local.iter().map(raw_sge)),
         }
-        for (element, range) in self.sges[first..].iter_mut().zip(request.local) {
-            element.addr = mapped(range).unwrap_or(element.addr);
-        }
-        true
+        is_copied
     }
 }
 

@@ -1,7 +1,6 @@
 //! Shared receive queues, and the posting of receives to any queue.
 
-use super::posted::Few;
-use super::posted::raw_sge;
+use super::posted::{Few, raw_sge};
 use super::{Pd, ffi, made};
 use crate::rdma::verbs::Sge;
 use std::ffi::c_int;
