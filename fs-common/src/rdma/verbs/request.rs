@@ -65,15 +65,17 @@ impl PagedAccess {
     }
 }
 
-/// A range of locally registered memory: one scatter-gather element of a request's [`SgeList`].
+/// A range of locally registered memory: one scatter-gather element of a request's [`SgeList`]. Laid out as `ibv_sge`, so that a post over an RNIC copies
+/// no ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
-    /// The registration.
-    pub lkey: Lkey,
     /// Offset in the registered memory, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
+    /// The registration.
+    pub lkey: Lkey,
 }
 
 impl Sge {

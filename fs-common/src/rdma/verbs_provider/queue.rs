@@ -85,7 +85,10 @@ impl<T> UnderWay<T> {
             return None;
         }
         self.first = number + 1;
-        self.list.drain(..before);
+        // Mostly there are none, and to drain none is work, too.
+        if before > 0 {
+            self.list.drain(..before);
+        }
         self.list.pop_front()
     }
 }
@@ -169,6 +172,7 @@ const ERROR: u8 = 2;
 ///
 /// # Errors
 /// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later.
+#[inline]
 fn what<'r>(
     request: &'r SendWr,
     reach: FlushReach,
@@ -352,7 +356,6 @@ impl VerbsQp {
             wr_id: sends.under_way.next(),
             what: What::Write(Far { rkey: 0, offset: 0 }),
             local: &[],
-            inline: None,
             signaled: true,
         };
         if self.id.post_send(&mut Batch::of(&nothing)).is_ok() {
@@ -394,7 +397,7 @@ impl VerbsQp {
             return Err(PostError::QueueFull { posted: 0 });
         }
         let number = sends.under_way.next();
-        let request = Posted { wr_id: number, what, local: &[], inline: None, signaled: true };
+        let request = Posted { wr_id: number, what, local: &[], signaled: true };
         if let Err((_, error)) = self.id.post_send(&mut Batch::of(&request)) {
             drop(sends);
             tracing::debug!(%error, ?kind, "the RNIC refused a post");
@@ -423,7 +426,7 @@ impl VerbsQp {
             let inline =
                 self.is_inline(request).then(|| &**regions.get_or_insert_with(|| self.regions.read()));
             let wr_id = sends.under_way.next();
-            batch.add(&Posted { wr_id, what, local, inline, signaled: is_asked });
+            batch.add(&Posted { wr_id, what, local, signaled: is_asked }, inline);
             sends.under_way.list.push_back(Sending {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),

@@ -7,13 +7,25 @@ use crate::rdma::verbs_provider::sys_flush::{self, Flush};
 use smallvec::SmallVec;
 use std::ffi::c_int;
 use std::io;
+use std::marker::PhantomData;
+use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 
 /// Requests of one post. Most posts are short, and these need no memory of the heap.
-pub(super) type Few<T> = SmallVec<[T; 4]>;
+type Few<T> = SmallVec<[T; 4]>;
 
-pub(super) fn raw_sge(range: &Sge) -> ffi::ibv_sge {
-    ffi::ibv_sge { addr: range.offset, length: range.len, lkey: range.lkey.0 }
+// A range is an element as libibverbs knows it.
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<ffi::ibv_sge>());
+    assert!(align_of::<Sge>() == align_of::<ffi::ibv_sge>());
+    assert!(offset_of!(Sge, offset) == offset_of!(ffi::ibv_sge, addr));
+    assert!(offset_of!(Sge, len) == offset_of!(ffi::ibv_sge, length));
+    assert!(offset_of!(Sge, lkey) == offset_of!(ffi::ibv_sge, lkey));
+};
+
+/// These ranges as libibverbs' list of elements, which it reads and does not write. Of use while they are borrowed.
+pub(super) fn elements_of(ranges: &[Sge]) -> *mut ffi::ibv_sge {
+    ranges.as_ptr().cast::<ffi::ibv_sge>().cast_mut()
 }
 
 /// A range at the target.
@@ -61,30 +73,30 @@ pub(in super::super) struct Posted<'r> {
     pub(in super::super) wr_id: u64,
     pub(in super::super) what: What<'r>,
     pub(in super::super) local: &'r [Sge],
-    /// The regions, for a SEND or WRITE that the post copies from those of its local ranges. All of them must be there, or the RNIC reads the ranges, and
-    /// refuses the one without a region. They stay registered until the batch is posted.
-    pub(in super::super) inline: Option<&'r Mrs>,
     pub(in super::super) signaled: bool,
 }
 
-/// Send work requests of one post, as libibverbs takes them.
-pub(in super::super) struct Batch {
+/// Send work requests of one post, as libibverbs takes them. Those that are not copied point at the local ranges that they were made of.
+pub(in super::super) struct Batch<'r> {
     wrs: Few<ffi::ibv_send_wr>,
-    /// The elements of all requests, one behind the other.
-    sges: Few<ffi::ibv_sge>,
+    /// The elements of all requests that are copied, one behind the other.
+    copied: Few<ffi::ibv_sge>,
     /// FLUSHes, by their places among the requests: `ibv_post_send` knows none.
     flushes: Vec<(usize, Flush)>,
+    _ranges: PhantomData<&'r [Sge]>,
 }
 
-impl Batch {
+const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+
+impl<'r> Batch<'r> {
     pub(in super::super) fn new() -> Self {
-        Self { wrs: Few::new(), sges: Few::new(), flushes: Vec::new() }
+        Self { wrs: Few::new(), copied: Few::new(), flushes: Vec::new(), _ranges: PhantomData }
     }
 
     /// One request.
-    pub(in super::super) fn of(request: &Posted) -> Self {
+    pub(in super::super) fn of(request: &Posted<'r>) -> Self {
         let mut batch = Self::new();
-        batch.add(request);
+        batch.add(request, None);
         batch
     }
 
@@ -92,18 +104,23 @@ impl Batch {
         self.wrs.len()
     }
 
-    /// Adds a request behind the others.
-    pub(in super::super) fn add(&mut self, request: &Posted) {
+    /// Adds a request behind the others. `inline`: the regions, for a SEND or WRITE that the post copies from those of its local ranges. All of them must be
+    /// there, or the RNIC reads the ranges, and refuses the one without a region. They stay registered until the batch is posted.
+    #[inline]
+    pub(in super::super) fn add(&mut self, request: &Posted<'r>, inline: Option<&Mrs>) {
         use ffi::ibv_wr_opcode as op;
         // SAFETY: all zeros is a value of this plain structure.
         let mut wr: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
         wr.wr_id = request.wr_id;
+        wr.sg_list = elements_of(request.local);
         wr.num_sge = request.local.len() as c_int;
         if request.signaled {
             wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
-        if self.add_elements(request) {
-            wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+        if let Some(regions) = inline
+            && self.copies(request.local, regions)
+        {
+            wr.send_flags |= INLINE;
         }
         let rdma = |far: Far| ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey };
         let atomic = |far: Far, compare_add, swap| ffi::atomic_t {
@@ -169,21 +186,17 @@ impl Batch {
         self.wrs.push(wr);
     }
 
-    /// Adds the elements of a request's local ranges. Returns whether the post copies them.
-    fn add_elements(&mut self, request: &Posted) -> bool {
-        let copied = request.inline.and_then(|regions| {
-            let element = |range: &Sge| {
-                let addr = regions.get(&range.lkey.0)?.mapped(range)?;
-                Some(ffi::ibv_sge { addr, ..raw_sge(range) })
+    /// Adds elements with the places of these ranges in this process's memory, if all of them have one. Returns whether they have.
+    fn copies(&mut self, local: &[Sge], regions: &Mrs) -> bool {
+        let before = self.copied.len();
+        for range in local {
+            let Some(addr) = regions.get(&range.lkey.0).and_then(|region| region.mapped(range)) else {
+                self.copied.truncate(before);
+                return false;
             };
-            request.local.iter().map(element).collect::<Option<Few<_>>>()
-        });
-        let is_copied = copied.is_some();
-        match copied {
-            Some(elements) => self.sges.extend(elements),
-            None => self.sges.extend(request.local.iter().map(raw_sge)),
+            self.copied.push(ffi::ibv_sge { addr, length: range.len, lkey: range.lkey.0 });
         }
-        is_copied
+        true
     }
 }
 
@@ -197,13 +210,13 @@ impl Id {
 
     /// Posts send work requests, with one doorbell, and one more for each FLUSH among them. The error contains how many were posted. The caller holds
     /// a lock meanwhile, and the regions of requests that are copied.
-    pub(in super::super) fn post_send(&self, batch: &mut Batch) -> Result<(), (usize, io::Error)> {
+    pub(in super::super) fn post_send(&self, batch: &mut Batch<'_>) -> Result<(), (usize, io::Error)> {
         assert!(self.made_with.is_some(), "there is a queue pair to post to");
-        let Batch { wrs, sges, flushes } = batch;
-        let mut elements = sges.as_mut_ptr();
-        for wr in wrs.iter_mut() {
+        let Batch { wrs, copied, flushes, .. } = batch;
+        let mut elements = copied.as_mut_ptr();
+        for wr in wrs.iter_mut().filter(|wr| wr.send_flags & INLINE != 0) {
             wr.sg_list = elements;
-            // SAFETY: inside of the list or at its end: the elements of all requests stand one behind the other.
+            // SAFETY: inside of the list or at its end: the elements of requests that are copied stand one behind the other.
             elements = unsafe { elements.add(wr.num_sge as usize) };
         }
         let mut posted = 0;
@@ -230,7 +243,7 @@ impl Id {
             unsafe { (*first.add(index)).next = first.add(index + 1) };
         }
         let mut bad = null_mut();
-        // SAFETY: the queue pair is there; the list and its elements outlive the call, which copies them. What they name is checked by
+        // SAFETY: the queue pair is there; the list and its elements (of the batch, or borrowed by it) outlive the call, which copies them. What they name is checked by
         // the RNIC, here and at the target; or, inline, is mapped memory whose region the caller holds (`Batch::add_elements`). That the library's
         // copy can race with others is as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {

@@ -1,6 +1,6 @@
 //! Shared receive queues, and the posting of receives to any queue.
 
-use super::posted::{Few, raw_sge};
+use super::posted::elements_of;
 use super::{Pd, ffi, made};
 use crate::rdma::verbs::Sge;
 use std::ffi::c_int;
@@ -44,17 +44,16 @@ impl Drop for Srq {
     }
 }
 
-/// Builds a receive and its elements for `post`, which copies both.
+/// Builds a receive for `post`, which copies it and its elements.
 pub(super) fn receive_with(
     wr_id: u64,
     local: &[Sge],
     post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> c_int,
 ) -> io::Result<()> {
-    let mut sges: Few<_> = local.iter().map(raw_sge).collect();
     let mut wr = ffi::ibv_recv_wr {
         wr_id,
         next: null_mut(),
-        sg_list: sges.as_mut_ptr(),
+        sg_list: elements_of(local),
         num_sge: local.len() as c_int,
     };
     // The RNIC checks the elements' ranges.
