@@ -28,14 +28,15 @@ readonly SHARE_LEAST_PERCENT=50
 HERE=$(dirname "${BASH_SOURCE[0]}")
 RELAY=$CUTTLEFS_BIN/examples/keyed_relay
 [[ $LINK != tcp || -x $RELAY ]] || die "no $RELAY; build it: cargo build --release -p cuttlefs-common --example keyed_relay"
+LISTED=$(python3 "$HERE/hostile.py" list) || die "hostile.py does not list its kinds"
 # Kinds of attacks without a key are for a link that asks for one.
-kinds() { python3 "$HERE/hostile.py" list | awk -F '\t' -v tcp="$([[ $LINK == tcp ]] && echo 1)" '$2 != "keyless" || tcp {print $1}'; }
+kinds() { awk -F '\t' -v tcp="$([[ $LINK == tcp ]] && echo 1)" '$2 != "keyless" || tcp {print $1}' <<<"$LISTED"; }
 read -ra KINDS <<<"${CUTTLEFS_ATTACK_KINDS:-$(kinds | tr '\n' ' ')}"
-# kinds_of TRAIT: the kinds that `hostile.py list` says this of, with a space before and behind each.
-kinds_of() { echo " $(python3 "$HERE/hostile.py" list | awk -F '\t' -v trait="$1" '$2 == trait {print $1}' | tr '\n' ' ') "; }
+# kinds_of TRAIT: the kinds that are listed with this, with a space before and behind each.
+kinds_of() { echo " $(awk -F '\t' -v trait="$1" '$2 == trait {print $1}' <<<"$LISTED" | tr '\n' ' ') "; }
 KEYLESS=$(kinds_of keyless)
 MALFORMED=$(kinds_of malformed)
-readonly KEYLESS MALFORMED
+readonly LISTED KEYLESS MALFORMED
 # Each kind has three parts in each round.
 PART_S=$(awk -v all="${CUTTLEFS_ATTACK_SECONDS:-120}" -v parts=$((3 * ROUNDS * ${#KINDS[@]})) \
     'BEGIN {part = all / parts; print part < 1 ? 1 : part}')

@@ -5,9 +5,9 @@ usage: hostile.py KIND ADDRESS NAME SECONDS
 
 Connects to a server's unix:// socket as a user that is neither root nor the server's, or without a key to its tcp:// HOST:PORT,
 does one kind of harm for so many seconds, and ends. NAME is a file in the root directory that anybody may read and write; kinds of
-expensive requests want what `hostile.py prepare FILE` makes beside it, through a mount. It speaks the wire in its own words: frames of docs/ARCHITECTURE.md's byte protocol (fs-common/src/rdma/soft/tcp/frame.rs) and requests in postcard
-(fs-common/src/rpc/request.rs). `hostile.py list` prints the kinds, and which of them come
-without a key or send what is no request.
+expensive requests want what `hostile.py prepare FILE` makes beside it, through a mount. It speaks the wire in its own words: packets
+(fs-common/src/rdma/soft/tcp/packet.rs) and requests in postcard (fs-common/src/rpc/request.rs). `hostile.py list` prints the kinds,
+and which of them come without a key or send what is no request.
 """
 import collections
 import os
