@@ -65,6 +65,7 @@ int cuttlefs_mkdir(cuttlefs_session *session, const char *path, uint32_t mode);
 int cuttlefs_unlink(cuttlefs_session *session, const char *path);
 int cuttlefs_rmdir(cuttlefs_session *session, const char *path);
 int cuttlefs_rename(cuttlefs_session *session, const char *from, const char *to);
+int cuttlefs_truncate(cuttlefs_session *session, const char *path, uint64_t len);
 /* Calls take for each name until it returns something else than 0, or there are no more. */
 int cuttlefs_readdir(cuttlefs_session *session, const char *path,
                      int (*take)(void *context, const char *name, uint64_t ino), void *context);
@@ -80,6 +81,19 @@ int cuttlefs_fsync(cuttlefs_file *file);
 int cuttlefs_ftruncate(cuttlefs_file *file, uint64_t len);
 int cuttlefs_fstat(cuttlefs_file *file, struct cuttlefs_stat *stat);
 
+/* Places of a file's pages in the server's pool. cuttlefs_runs says in how many runs they lie, as of about now: pages that are neighbours in the file and
+ * in the pool are of one run. cuttlefs_defragment_step has the server move the first pages at or behind *page that have a better place, 1 MiB at most; the
+ * file may be in use, and nothing but the places of its pages changes. *page gets where the next step begins, and *moved_pages is increased. 1: there is
+ * a next step; 0: there is none. Nobody needs to make it. -EBADF: the file is not open for writing, or only a part of it is; -ENOSPC: the pool has too
+ * little free space to move them. An error changes neither number, so the same call tries again.
+ *
+ *     uint64_t page = 0, moved_pages = 0;
+ *     int more;
+ *     while ((more = cuttlefs_defragment_step(file, &page, &moved_pages)) > 0) {}
+ */
+int64_t cuttlefs_runs(cuttlefs_file *file);
+int cuttlefs_defragment_step(cuttlefs_file *file, uint64_t *page, uint64_t *moved_pages);
+
 /* Ranges of files for others. A key is a text of CUTTLEFS_KEY_TEXT - 1 characters and a NUL; who has it and can connect may open the range with the
  * rights (CUTTLEFS_READ, CUTTLEFS_WRITE), until lifetime_ms have passed (0: no such time), unbind, or the binder frees its file. It stays good over
  * restarts of the server. A key that is over is -ESTALE, as all uses of a file that it has opened are then; one that the server did not make, or that is
@@ -93,7 +107,7 @@ int cuttlefs_redeem(cuttlefs_session *session, const char *key, cuttlefs_file **
 
 /* Write grants. Under a grant, writes and appends of the open file go past the server's workers, by functions and queues alike, where the link has such
  * verbs (tcp://, unix://); elsewhere they go as requests. Such changes are not kept by this library: if the server is killed before a sync, the
- * next sync of the file is -EIO. -EEXIST: this open file has a grant of a part of the range. -EAGAIN: the server has no memory left for grants.
+ * next sync of the file is -EIO. -EEXIST: this open file has a grant of a part of the range. -ENFILE: the server has no memory left for grants.
  * -ENOSPC of a change says that nothing was done, by whatever way it goes. Freeing the grant gives it back. */
 int cuttlefs_grant_write(cuttlefs_file *file, uint64_t offset, uint64_t len, cuttlefs_grant **grant);
 /* 1 if it stands as far as is known, else 0. It ends when the file is cut or punched there. */

@@ -60,6 +60,7 @@ _stat = _function("stat", c_int, c_void_p, c_char_p, POINTER(Stat))
 _mkdir = _function("mkdir", c_int, c_void_p, c_char_p, c_uint32)
 _names = {name: _function(name, c_int, c_void_p, c_char_p) for name in ("unlink", "rmdir")}
 _rename = _function("rename", c_int, c_void_p, c_char_p, c_char_p)
+_truncate = _function("truncate", c_int, c_void_p, c_char_p, c_uint64)
 _take = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64)
 _readdir = _function("readdir", c_int, c_void_p, c_char_p, _take, c_void_p)
 _open = _function("open", c_int, c_void_p, c_char_p, c_int, c_uint32, POINTER(c_void_p))
@@ -69,6 +70,8 @@ _append = _function("append", c_int64, c_void_p, c_char_p, c_size_t)
 _fsync = _function("fsync", c_int, c_void_p)
 _ftruncate = _function("ftruncate", c_int, c_void_p, c_uint64)
 _fstat = _function("fstat", c_int, c_void_p, POINTER(Stat))
+_runs = _function("runs", c_int64, c_void_p)
+_defragment_step = _function("defragment_step", c_int, c_void_p, POINTER(c_uint64), POINTER(c_uint64))
 _bind = _function("bind", c_int, c_void_p, c_uint64, c_uint64, c_int, c_uint64, c_char_p)
 _unbind = _function("unbind", c_int, c_void_p, c_char_p)
 _redeem = _function("redeem", c_int, c_void_p, c_char_p, POINTER(c_void_p))
@@ -148,6 +151,9 @@ class Session(_Handle):
     def rename(self, path, to):
         _done(_rename(self.handle, os.fsencode(path), os.fsencode(to)))
 
+    def truncate(self, path, length):
+        _done(_truncate(self.handle, os.fsencode(path), length))
+
     def listdir(self, path):
         names = []
         take = _take(lambda _, name, ino: names.append(os.fsdecode(name)) or 0)
@@ -178,6 +184,19 @@ class File(_Handle):
         stat = Stat()
         _done(_fstat(self.handle, byref(stat)))
         return stat
+
+    def runs(self):
+        """In how many runs of the server's pool the pages lie."""
+        return _done(_runs(self.handle))
+
+    def defragment(self, progress=None):
+        """Has the server move the pages to fewer runs of its pool; returns how many were moved. `progress` is told that number between two steps. What it raises
+        ends the moves, as Ctrl-C does; what was moved stays moved."""
+        page, moved = c_uint64(), c_uint64()
+        while _done(_defragment_step(self.handle, byref(page), byref(moved))):
+            if progress:
+                progress(moved.value)
+        return moved.value
 
     def bind(self, offset, length, rights=READ, lifetime_ms=0):
         """A region key for the range, as text."""

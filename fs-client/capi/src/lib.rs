@@ -4,10 +4,11 @@
 //! with `unsafe`. A panic does not cross into C: functions are `extern "C"`, so a panic ends the process. `tests/c_program.rs` compiles a C
 //! program with the header and runs it.
 //!
-//! * `session`, `file`, `regions` (keys and grants), `buffer`, `queue`: the functions, by handle.
+//! * `session`, `file`, `defragment` (of files, too), `regions` (keys and grants), `buffer`, `queue`: the functions, by handle.
 //! * `pointers`: what C hands over, checked. `errors`: errnos, and the words for people. `layout`: structs that both sides know.
 
 mod buffer;
+mod defragment;
 mod errors;
 mod file;
 mod layout;

@@ -154,6 +154,14 @@ pub unsafe extern "C" fn cuttlefs_rename(
 /// # Safety
 /// As `cuttlefs.h` says.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuttlefs_truncate(session: *const Session, path: *const c_char, len: u64) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { at(session, path, |session, path| session.truncate(path, len)) }
+}
+
+/// # Safety
+/// As `cuttlefs.h` says.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuttlefs_readdir(
     session: *const Session,
     path: *const c_char,

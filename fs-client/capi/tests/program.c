@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 _Static_assert(sizeof(struct cuttlefs_options) == 40, "options");
 _Static_assert(offsetof(struct cuttlefs_options, threads) == 32, "options");
@@ -41,6 +42,81 @@ static int next_end(cuttlefs_queue *queue, struct cuttlefs_completion *end) {
         struct pollfd waited = {.fd = cuttlefs_queue_fd(queue), .events = POLLIN};
         if (poll(&waited, 1, 60000) != 1) return -ETIMEDOUT;
     }
+}
+
+/* Two files of as many pages, written in turns: so that no two pages of a file are neighbours in the pool. */
+static int write_in_turns(cuttlefs_file *one, cuttlefs_file *other, uint64_t pages) {
+    static unsigned char bytes[PAGE];
+    for (uint64_t page = 0; page < pages; page++) {
+        memset(bytes, (int)page, sizeof bytes);
+        int64_t done = cuttlefs_pwrite(one, bytes, sizeof bytes, page * PAGE);
+        if (done == PAGE) done = cuttlefs_pwrite(other, bytes, sizeof bytes, page * PAGE);
+        if (done != PAGE) return 0;
+    }
+    return cuttlefs_fsync(one) == 0;
+}
+
+static int has_its_pages(cuttlefs_file *file, uint64_t pages) {
+    static unsigned char bytes[PAGE], expected[PAGE];
+    for (uint64_t page = 0; page < pages; page++) {
+        memset(expected, (int)page, sizeof expected);
+        if (cuttlefs_pread(file, bytes, sizeof bytes, page * PAGE) != PAGE || memcmp(bytes, expected, PAGE) != 0) return 0;
+    }
+    return 1;
+}
+
+/* Takes all free space of the pool. Returns the error at the end. */
+static int64_t fill(cuttlefs_file *file) {
+    static unsigned char bytes[64 * PAGE];
+    int64_t done = 0;
+    for (size_t len = sizeof bytes; len >= PAGE; len /= 2)
+        while ((done = cuttlefs_append(file, bytes, len)) >= 0) {}
+    return done;
+}
+
+/* Moves of a file's pages: 300 are two steps. */
+enum { MOVED_PAGES = 300 };
+static int moves(cuttlefs_session *session) {
+    cuttlefs_file *file = NULL, *between = NULL, *filler = NULL, *reading = NULL, *writing = NULL, *part = NULL;
+    CHECK(cuttlefs_open(session, "pieces", O_RDWR | O_CREAT, 0600, &file) == 0);
+    CHECK(cuttlefs_open(session, "pieces", O_RDONLY, 0, &reading) == 0 && cuttlefs_open(session, "pieces", O_WRONLY, 0, &writing) == 0);
+    CHECK(cuttlefs_open(session, "between", O_RDWR | O_CREAT, 0600, &between) == 0);
+    CHECK(cuttlefs_open(session, "filler", O_RDWR | O_CREAT, 0600, &filler) == 0);
+    CHECK(cuttlefs_runs(file) == 0);
+    CHECK(write_in_turns(file, between, MOVED_PAGES));
+    CHECK(cuttlefs_runs(file) > MOVED_PAGES / 2 && cuttlefs_runs(reading) == cuttlefs_runs(file));
+
+    uint64_t page = 0, moved = 5;
+    CHECK(cuttlefs_runs(NULL) == -EINVAL && cuttlefs_defragment_step(NULL, &page, &moved) == -EINVAL);
+    CHECK(cuttlefs_defragment_step(file, NULL, &moved) == -EINVAL && cuttlefs_defragment_step(file, &page, NULL) == -EINVAL);
+    CHECK(cuttlefs_runs(writing) == -EBADF && strstr(cuttlefs_error(), "reading"));
+    CHECK(cuttlefs_defragment_step(reading, &page, &moved) == -EBADF && strstr(cuttlefs_error(), "writing"));
+    char key[CUTTLEFS_KEY_TEXT];
+    CHECK(cuttlefs_bind(file, 0, PAGE, CUTTLEFS_READ | CUTTLEFS_WRITE, 0, key) == 0 && cuttlefs_redeem(session, key, &part) == 0);
+    CHECK(cuttlefs_defragment_step(part, &page, &moved) == -EBADF && strstr(cuttlefs_error(), "moves"));
+    CHECK(cuttlefs_runs(part) == 1 && page == 0 && moved == 5);
+    CHECK(fill(filler) == -ENOSPC);
+    CHECK(cuttlefs_defragment_step(file, &page, &moved) == -ENOSPC && strstr(cuttlefs_error(), "space"));
+    CHECK(page == 0 && moved == 5 && has_its_pages(file, MOVED_PAGES));
+
+    /* What was cut off is free a moment later. */
+    CHECK(cuttlefs_ftruncate(filler, 0) == 0);
+    int more = -ENOSPC;
+    for (int tries = 0; tries < 6000 && more == -ENOSPC; tries++) {
+        more = cuttlefs_defragment_step(writing, &page, &moved);
+        if (more == -ENOSPC) nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    CHECK(more == 1 && page > 0 && page < MOVED_PAGES && moved == 5 + page);
+    while ((more = cuttlefs_defragment_step(file, &page, &moved)) > 0) CHECK(page <= MOVED_PAGES);
+    CHECK(more == 0 && moved == 5 + MOVED_PAGES && cuttlefs_runs(file) == 1);
+    CHECK(has_its_pages(file, MOVED_PAGES) && has_its_pages(between, MOVED_PAGES));
+    page = moved = 0;
+    while ((more = cuttlefs_defragment_step(file, &page, &moved)) > 0) {}
+    CHECK(more == 0 && moved == 0);
+    CHECK(cuttlefs_unlink(session, "pieces") == 0 && cuttlefs_unlink(session, "between") == 0 && cuttlefs_unlink(session, "filler") == 0);
+    cuttlefs_file *all[] = {file, between, filler, reading, writing, part};
+    for (size_t at = 0; at < sizeof all / sizeof *all; at++) cuttlefs_file_free(all[at]);
+    return 0;
 }
 
 int main(int argc, char **argv) {
@@ -155,9 +231,13 @@ int main(int argc, char **argv) {
     CHECK(cuttlefs_redeem(other, key, &part) == -ESTALE);
     cuttlefs_session_free(other);
 
+    CHECK(moves(session) == 0);
+
     /* A file outlives the handle of its session. */
     CHECK(cuttlefs_rename(session, "directory/file", "moved") == 0 && cuttlefs_rmdir(session, "directory") == 0);
     CHECK(cuttlefs_stat(session, "moved", &stat) == 0 && stat.size == sizeof bytes + 6);
+    CHECK(cuttlefs_truncate(session, "moved", sizeof bytes) == 0 && cuttlefs_truncate(session, "directory", 0) == -ENOENT);
+    CHECK(cuttlefs_fstat(file, &stat) == 0 && stat.size == sizeof bytes);
     CHECK(cuttlefs_stat(session, "directory", &stat) == -ENOENT && cuttlefs_stat(NULL, "moved", &stat) == -EINVAL);
     CHECK(cuttlefs_unlink(session, "moved") == 0);
     cuttlefs_queue_free(queue);

@@ -4,6 +4,7 @@ import errno
 import os
 import select
 import sys
+import time
 
 import cuttlefs
 
@@ -48,6 +49,49 @@ with cuttlefs.Session(sys.argv[1], label="a Python program", threads=2) as sessi
     file.unbind(key)
     refused(errno.ESTALE, part.read, 0, 1)
 
+    # Two files that are written in turns lie in pieces. 300 pages are moved in two steps.
+    pieces, between, filler = (session.open(name, os.O_RDWR | os.O_CREAT) for name in ("pieces", "between", "filler"))
+    pages = [bytes([number % 256]) * PAGE for number in range(300)]
+    for number, page in enumerate(pages):
+        pieces.write(number * PAGE, page)
+        between.write(number * PAGE, page)
+    pieces.sync()
+    assert pieces.runs() > 150
+    with session.open("pieces") as reading:
+        assert reading.runs() == pieces.runs()
+        refused(errno.EBADF, reading.defragment)
+    refused(errno.EINVAL, reading.defragment)
+    refused(errno.EINVAL, reading.runs)
+    for length in (64 * PAGE, PAGE):
+        try:
+            while True:
+                filler.append(bytes(length))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+    refused(errno.ENOSPC, pieces.defragment)
+    filler.truncate(0)
+    steps = []
+
+    def interrupted(moved):
+        steps.append(moved)
+        raise KeyboardInterrupt
+
+    # What was cut off is free a moment later.
+    for _ in range(6000):
+        try:
+            pieces.defragment(interrupted)
+            sys.exit("the moves were not ended")
+        except KeyboardInterrupt:
+            break
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+            time.sleep(0.01)
+    assert len(steps) == 1 and 0 < steps[0] < 300 and pieces.runs() > 1, steps
+    assert steps[0] + pieces.defragment(steps.append) == 300 and len(steps) == 2, steps
+    assert pieces.runs() == 1 and pieces.defragment() == 0 and pieces.read(0, 301 * PAGE) == b"".join(pages)
+    for name in ("pieces", "between", "filler"):
+        session.unlink(name)
+
     queue, buffer = cuttlefs.Queue(session, 4), cuttlefs.Buffer(session, PAGE)
     buffer.view[:6] = b"posted"
     queue.write(1, file, 100, buffer, 0, 6)
@@ -62,6 +106,8 @@ with cuttlefs.Session(sys.argv[1], label="a Python program", threads=2) as sessi
     assert queue.wait(60000) == [(4, 10, 0)] and buffer.view[1000:1010] == data[98:100] + b"posted" + data[106:108]
     session.rename("python/file", "moved")
     session.rmdir("python")
+    session.truncate("moved", 5)
+    assert session.stat("moved").size == 5
     session.unlink("moved")
     # A forked child has the library's locks as they were, maybe held: it hung, once in a hundred.
     child = os.fork()
@@ -72,6 +118,6 @@ with cuttlefs.Session(sys.argv[1], label="a Python program", threads=2) as sessi
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0, "a child of fork(2) had a session"
-    for handle in (queue, buffer, part, other, file):
+    for handle in (queue, buffer, part, other, file, pieces, between, filler):
         handle.close()
 print("all of it")

@@ -1,9 +1,11 @@
-//! The native API's file regions against a real server: keys that are handed over, write grants, one-sided changes, and what a kill does to all of them.
+//! The native API's file regions against a real server: keys that are handed over, write grants, one-sided changes, moves of pages, and what a kill does to
+//! all of them.
 
 mod grants;
 #[path = "../killed/mod.rs"]
 mod killed;
 mod kills;
+mod moves;
 mod pieces;
 mod regions;
 mod relay;

@@ -9,7 +9,7 @@ use cuttlefs_client::native::Buffer;
 use cuttlefs_common::rpc::Allocate;
 
 /// Somebody who takes space, and gives it back.
-struct Taker {
+pub struct Taker {
     volume: RemoteVolume,
     ino: InodeNo,
     handle: Handle,
@@ -17,7 +17,7 @@ struct Taker {
 }
 
 impl Taker {
-    fn new(server: &Server) -> Self {
+    pub fn new(server: &Server) -> Self {
         let volume = serving::connect(&server.endpoint("unix"), "taker", 1, false);
         let (attr, file) =
             volume.create(&CALLER, InodeNo::ROOT, b"taken", 0o644, true, OpenHow::READ_WRITE).expect("made");
@@ -25,7 +25,7 @@ impl Taker {
     }
 
     /// Takes all space that there is.
-    fn take_all(&mut self) {
+    pub fn take_all(&mut self) {
         let mut len = 32 << 20;
         while len >= PAGE as u64 {
             let how = Allocate::Reserve { keep_size: false };
@@ -37,7 +37,7 @@ impl Taker {
         }
     }
 
-    fn give(&mut self, pages: u64) {
+    pub fn give(&mut self, pages: u64) {
         self.taken -= pages * PAGE as u64;
         let set = SetAttr { size: Some(self.taken), ..SetAttr::default() };
         self.volume.set_attr(&CALLER, self.ino, set).expect("cut");
