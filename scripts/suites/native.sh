@@ -43,6 +43,20 @@ status=$?
 cat "$WORK/kills.log"
 check "what was synced outlives kills of the server, and what was lost is told" test "$status" == 0
 
+# The server is killed between two steps of a move.
+regions moves "$WORK/moved" "$WORK/dead" >"$WORK/moves.log" 2>&1 &
+mover=$!
+until_moved() { for _ in $(seq 600); do if "$@"; then return; else sleep 0.1; fi; done; }
+until_moved test -e "$WORK/moved"
+kill_server
+touch "$WORK/dead"
+until_moved test ! -e "$WORK/dead"
+launch_server
+wait "$mover"
+status=$?
+cat "$WORK/moves.log"
+check "pages move over a kill of the server, and a deadline is told" test "$status" == 0
+
 # A program is killed (SIGKILL) between its grant and a sync, with one-sided changes done and under way. Over shm there are none, so it goes by unix.
 one_sided_url() { if [[ $LINK == shm ]]; then echo "unix://$WORK/unix.sock"; else server_url; fi; }
 by_one_sided_url() {

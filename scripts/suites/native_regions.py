@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """One-sided writes, appends and atomics of a native program beside a mount of the same server: what the mount reads, past its page cache and at each open,
-is neither stale nor torn, over evictions, truncates, and kills of the server and of the program.
+is neither stale nor torn, over evictions, truncates, and kills of the server and of the program. And moves of a file's pages over a kill.
 
 usage: native_regions.py URL KEY MOUNT PART    (CUTTLEFS_LIBRARY and PYTHONPATH say where the binding and the library are)
 """
@@ -206,6 +206,39 @@ def kills(begun, over):
     print(f"{batch} batches, {lost} were told to be lost")
 
 
+def moves(begun, dead):
+    """A file's pages move, and its server is killed between two steps: who has no time is told so, and the moves go on with the next server."""
+    pages = 1024
+    session, hurried = connect(), cuttlefs.Session(URL, key=KEY, label="native_regions.py", deadline_ms=500)
+    file, between = session.open("moves", CREATE), session.open("between", CREATE)
+    whole = random.Random(SEED).randbytes(pages * PAGE)
+    for at in range(0, len(whole), PAGE):
+        for one in (file, between):
+            one.write(at, whole[at : at + PAGE])
+    file.sync()
+    late, before, steps = hurried.open("moves", os.O_RDWR), file.runs(), []
+
+    def progress(moved):
+        steps.append(moved)
+        if len(steps) == 1:
+            open(begun, "w").close()
+            while not os.path.exists(dead):
+                time.sleep(0.05)
+            for call in (late.runs, late.defragment):
+                try:
+                    sys.exit(f"{call.__name__} is answered by a dead server: {call()}")
+                except OSError as error:
+                    assert error.errno == errno.ETIMEDOUT, error
+            os.unlink(dead)
+
+    file.defragment(progress)
+    assert before > pages // 2 and file.runs() == 1 and len(steps) > 2, (before, file.runs(), steps)
+    same(file.read(0, len(whole) + 1), whole, "natively")
+    with open(at_mount("moves"), "rb") as cached:
+        same(cached.read(), whole, "by the mount")
+    print(f"{before} runs became one, in {len(steps)} steps")
+
+
 RECORD = 512
 # Where the appended records begin, and how many of them are synced.
 BASE, SYNCED = 2 * PAGE, 50
@@ -261,4 +294,4 @@ def abandoned(name, note, also_server):
     print(f"{done} were done, {count} are there")
 
 
-{"walk": walk, "counters": counters, "kills": kills, "abandon": abandon, "abandoned": abandoned}[PART](*sys.argv[5:])
+{"walk": walk, "counters": counters, "kills": kills, "moves": moves, "abandon": abandon, "abandoned": abandoned}[PART](*sys.argv[5:])
