@@ -154,6 +154,7 @@ inodes      240 quick
 preload     240 quick
 swap        300 quick once
 native      240 quick
+examples    240 quick
 defragment  300 quick
 fio-verify  480 full
 soak        240 full

@@ -74,13 +74,22 @@ impl Table {
                     if slot.word != taken_as {
                         (since, taken_as) = (Instant::now(), slot.word);
                     } else if since.elapsed() > GONE_AFTER {
-                        self.0.compare_swap(place, slot.word, slot.word + 1)?;
+                        self.let_go(place, slot.word)?;
                     }
                     std::thread::yield_now();
                 }
                 slot => return Ok(slot),
             }
         }
+    }
+
+    /// Lets a slot go whose writer is gone. A writer has a grant of all slots; a reader gets one of this word.
+    fn let_go(&self, place: u64, word: u64) -> Result<(), NativeError> {
+        let _grant = match self.0.grant_write(place, 8) {
+            Err(NativeError::GrantOverlaps) => None,
+            other => Some(other?),
+        };
+        self.0.compare_swap(place, word, word + 1).map(drop)
     }
 
     /// The key's slot, or else the first free one.

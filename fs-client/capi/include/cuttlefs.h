@@ -3,6 +3,26 @@
  * Link with -lcuttlefs. Functions that return int or int64_t return 0 or a count, or a negative errno; then cuttlefs_error() has words for people.
  * Handles are opaque. They may be used by many threads at once, except queues, which belong to one thread at a time. A handle is freed once; one
  * that another handle was made of (a session, a file) may be freed before it. NULL may be freed. A fault of the library ends the process.
+ *
+ *     #include "cuttlefs.h"
+ *     #include <fcntl.h>
+ *     #include <stdio.h>
+ *     #include <stdlib.h>
+ *     #include <string.h>
+ *
+ *     int main(int argc, char **argv) {
+ *         struct cuttlefs_options options = {.key = getenv("CUTTLEFS_KEY")};
+ *         const char *line = "a line of C\n";
+ *         cuttlefs_session *session = NULL;
+ *         cuttlefs_file *log = NULL;
+ *         int failed = argc != 2 || cuttlefs_connect(argv[1], &options, &session) < 0 ||
+ *                      cuttlefs_open(session, "log", O_RDWR | O_CREAT, 0600, &log) < 0 ||
+ *                      cuttlefs_append(log, line, strlen(line)) < 0 || cuttlefs_fsync(log) < 0;
+ *         if (failed) fprintf(stderr, "%s\n", argc != 2 ? "usage: log URL" : cuttlefs_error());
+ *         cuttlefs_file_free(log);
+ *         cuttlefs_session_free(session);
+ *         return failed;
+ *     }
  */
 #ifndef CUTTLEFS_H
 #define CUTTLEFS_H

@@ -1,9 +1,10 @@
 """Files of a cuttlefs server for Python programs, without a mount: a thin layer over libcuttlefs.so (docs/native.md says what a program gets).
 
+    import os, sys
     import cuttlefs
-    session = cuttlefs.Session("unix:///run/cuttlefsd/b.sock")
+    session = cuttlefs.Session(sys.argv[1], key=os.environ.get("CUTTLEFS_KEY"))
     with session.open("log", os.O_RDWR | os.O_CREAT) as log, log.grant(0, 1 << 20):
-        log.append(b"a line\\n")
+        log.append(b"a line of Python\\n")
         log.sync()
 
 The library is the one where CUTTLEFS_LIBRARY says, else the one beside this module (as in a wheel), else the one that the loader finds. Errors are OSError, with the library's words. Calls let other threads run. A child of fork(2) cannot use it behind its parent's first session: choose multiprocessing's method `spawn`.
