@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """What a program may do with descriptors, while `cuttlefs preload` reads past FUSE beside it.
 
-usage: preload.py MOUNT LOCAL [reread BEGUN | shortened OTHER]      MOUNT/file has the bytes of LOCAL
+usage: preload.py MOUNT LOCAL [beside PART | reread BEGUN | shortened OTHER]      MOUNT/file has the bytes of LOCAL
 
-Every step compares with the bytes that must be there. With `reread` the program reads for some seconds, and makes the file BEGUN when it has begun.
-With `shortened` another mount, OTHER, makes files shorter than the kernel knows them here.
+Every step compares with the bytes that must be there. With `beside` other processes of this machine work on the file meanwhile, or the program itself
+does by a mapping. With `reread` the program reads for some seconds, and makes the file BEGUN when it has begun. With `shortened` another mount, OTHER,
+makes files shorter than the kernel knows them here.
 """
 
+import ctypes
 import mmap
 import os
 import random
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -212,6 +215,225 @@ def removed():
     os.close(fd)
 
 
+def beside(work):
+    """Runs `work` in a forked process. It tells this one of each of its steps, and goes on while this one looks, but is no more than two steps ahead.
+    Returns the process and the socket for that: a byte comes for each step, and one goes back."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child != 0:
+        theirs.close()
+        return child, ours
+    ours.close()
+    ahead = 0
+
+    def wait(most):
+        nonlocal ahead
+        while ahead > most:
+            assert theirs.recv(1), "nobody looks any more"
+            ahead -= 1
+
+    def tell():
+        nonlocal ahead
+        theirs.sendall(b"s")
+        ahead += 1
+        wait(2)
+
+    try:
+        work(tell)
+        wait(0)
+    except BaseException as error:
+        print("beside:", repr(error), file=sys.stderr)
+        os._exit(1)
+    os._exit(0)
+
+
+def ended(child, steps):
+    assert steps.recv(1) == b"", "there are more steps"
+    steps.close()
+    assert os.waitpid(child, 0)[1] == 0, "the process beside this one failed"
+
+
+PAGES = 64
+
+
+def versions():
+    """The pages that the writer writes, one after the other: each is full of its number in this list."""
+    source = random.Random(SEED)
+    return [source.randrange(PAGES) for _ in range(3000)]
+
+
+def written():
+    """Pages that another process writes, through the page cache and past it: a read that begins when write(2) has returned finds no older bytes."""
+    path = os.path.join(MOUNT, "beside")
+    with open(path, "wb") as file:
+        file.write(bytes(PAGES * PAGE))
+    fd = os.open(path, os.O_RDONLY)
+    # Taken from here on: all of it is zeros.
+    for _ in range(20):
+        same(os.pread(fd, PAGE, 0), bytes(PAGE), "before it is written")
+
+    def write(tell):
+        cached, direct = os.open(path, os.O_WRONLY), os.open(path, os.O_WRONLY | os.O_DIRECT)
+        aligned = mmap.mmap(-1, PAGE)
+        for version, page in enumerate(versions(), 1):
+            aligned[:] = version.to_bytes(8, "little") * (PAGE // 8)
+            assert os.pwrite(direct if version % 4 == 0 else cached, aligned, page * PAGE) == PAGE
+            tell()
+
+    child, steps = beside(write)
+    known, source = [0] * PAGES, random.Random(SEED + 1)
+    for version, written_page in enumerate(versions(), 1):
+        assert steps.recv(1), f"the writer has ended before write {version}"
+        known[written_page] = version
+        # The page that was written last, and any other.
+        for page in (written_page, source.randrange(PAGES)):
+            words = memoryview(os.pread(fd, PAGE, page * PAGE)).cast("Q")
+            oldest = min(words) if len(words) == PAGE // 8 else -1
+            if oldest < known[page]:
+                sys.exit(f"page {page} has bytes of write {oldest}, and write {known[page]} has returned")
+        steps.sendall(b"l")
+    ended(child, steps)
+    os.close(fd)
+    os.unlink(path)
+
+
+def appended():
+    """What another process has appended is there, to the byte, when its write(2) has returned; by pread and by read at the offset."""
+    path = os.path.join(MOUNT, "appended")
+    source = random.Random(SEED)
+    records = [BYTES[at : at + source.randrange(1, 6000)] for at in range(0, 1_500_000, 1000)]
+    whole = b"".join(records)
+    first = BYTES[: 1 << 20]
+    with open(path, "wb") as file:
+        file.write(first)
+    fd = os.open(path, os.O_RDONLY)
+    for at in range(20):
+        same(os.pread(fd, 100, at), first[at : at + 100], "before it grows")
+
+    def append(tell):
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        for record in records:
+            assert os.write(fd, record) == len(record)
+            tell()
+
+    child, steps = beside(append)
+    os.lseek(fd, len(first), os.SEEK_SET)
+    end = at = len(first)
+    for done, record in enumerate(records, 1):
+        assert steps.recv(1), f"the writer has ended before append {done}"
+        end += len(record)
+        place = max(len(first), end - source.randrange(20000))
+        expected = whole[place - len(first) : end - len(first)]
+        # It may go on behind what is known.
+        same(os.pread(fd, len(expected) + 100, place)[: len(expected)], expected, f"the end behind append {done}")
+        assert os.fstat(fd).st_size >= end, "the length"
+        while at < end:
+            got = os.read(fd, end - at)
+            same(got, whole[at - len(first) : at - len(first) + len(got)] or b"more", f"the tail behind append {done}")
+            at += len(got)
+        steps.sendall(b"l")
+    assert at == len(first) + len(whole), at
+    ended(child, steps)
+    same(os.pread(fd, len(whole), len(first)), whole, "all of it")
+    os.close(fd)
+    os.unlink(path)
+
+
+def inherited():
+    """A program that is started with descriptors of this one reads past FUSE, too. Both move one offset: together they get each byte once."""
+    path = os.path.join(MOUNT, "inherited")
+    with open(path, "wb") as file:
+        file.write(BYTES)
+    fd, both = os.open(FILE, os.O_RDONLY), os.open(path, os.O_RDWR)
+    warm(fd)
+    warm(both)
+    os.lseek(fd, 0, os.SEEK_SET)
+    command = [sys.executable, __file__, MOUNT, LOCAL, "started", f"{fd},{both}"]
+    with subprocess.Popen(command, pass_fds=(fd, both), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.read(1) == b"w", "it is warm"
+        child.stdin.close()
+        collected, parts = [], []
+        collector = threading.Thread(target=lambda: collected.append(child.stdout.read()))
+        collector.start()
+        while part := os.read(fd, 1000):
+            parts.append(part)
+        collector.join()
+        assert child.wait() == 0, "the program that was started failed"
+    (theirs,) = collected
+    assert theirs and parts, "one of both has read nothing"
+    while theirs:
+        length = int.from_bytes(theirs[:4], "little")
+        parts.append(theirs[4 : 4 + length])
+        theirs = theirs[4 + length :]
+    places = {BYTES[at : at + 1000]: at for at in range(0, len(BYTES), 1000)}
+    found = sorted(places.get(part, -1) for part in parts)
+    same(bytes(str(found), "ascii"), bytes(str(sorted(places.values())), "ascii"), "parts of one open file")
+    for at in range(0, 2000, 100):
+        same(os.pread(both, 100, at), b"started " + BYTES[at + 8 : at + 100], "what it wrote")
+    os.close(fd)
+    os.close(both)
+    os.unlink(path)
+
+
+def started(descriptors):
+    """The program that `inherited` starts."""
+    fd, both = map(int, descriptors.split(","))
+    warm(both)
+    for at in range(20):
+        same(os.pread(fd, 100, at), BYTES[at : at + 100], "an inherited descriptor")
+    sys.stdout.buffer.write(b"w")
+    sys.stdout.flush()
+    sys.stdin.read()
+    while part := os.read(fd, 1000):
+        sys.stdout.buffer.write(len(part).to_bytes(4, "little") + part)
+    for at in range(0, 2000, 100):
+        os.pwrite(both, b"started ", at)
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def map_shared(fd, protection):
+    """A mapping without a descriptor of its own: a close(2) of that would have what was stored written back."""
+    address = libc.mmap(None, PAGES * PAGE, protection, mmap.MAP_SHARED, fd, 0)
+    assert address not in (None, ctypes.c_void_p(-1).value), os.strerror(ctypes.get_errno())
+    return address
+
+
+def stored():
+    """What the program has stored by a mapping, and nobody has written back, is there for its next read, by whatever descriptor."""
+    reading_and_writing = mmap.PROT_READ | mmap.PROT_WRITE
+    for case in ("mapped before it is read", "mapped when its reads are taken", "made writable later"):
+        path = os.path.join(MOUNT, "stored")
+        model = bytearray(BYTES[: PAGES * PAGE])
+        with open(path, "wb") as file:
+            file.write(model)
+        fd, other = os.open(path, os.O_RDWR), os.open(path, os.O_RDONLY)
+        if case != "mapped before it is read":
+            warm(other)
+        address = map_shared(fd, mmap.PROT_READ if case == "made writable later" else reading_and_writing)
+        if case == "made writable later":
+            warm(other)
+            assert libc.mprotect(address, PAGES * PAGE, reading_and_writing) == 0
+        for step in range(2 * PAGES):
+            at = step % PAGES * PAGE + step
+            ctypes.memmove(address + at, b"stored %03d" % step, 10)
+            model[at : at + 10] = b"stored %03d" % step
+            for which in (fd, other):
+                same(os.pread(which, 20, at), bytes(model[at : at + 20]), f"{case}, step {step}")
+        # It stays in the kernel's pages behind the end of the mapping.
+        assert libc.munmap(address, PAGES * PAGE) == 0
+        for _ in range(20):
+            same(os.pread(other, PAGES * PAGE, 0), bytes(model), f"{case}, and not mapped any more")
+        os.close(other)
+        os.close(fd)
+        os.unlink(path)
+
+
 def reread(begun):
     fd = os.open(FILE, os.O_RDONLY)
     warm(fd)
@@ -245,8 +467,11 @@ def shortened(other):
         os.close(fd)
 
 
+BESIDE = {"written": written, "appended": appended, "inherited": inherited, "stored": stored}
+
 if len(sys.argv) > 3:
-    {"reread": reread, "shortened": shortened}[sys.argv[3]](sys.argv[4])
+    arranged = {"beside": lambda part: BESIDE[part](), "reread": reread, "shortened": shortened, "started": started}
+    arranged[sys.argv[3]](sys.argv[4])
 else:
     for part in (offsets, numbers_that_change_their_file, forks_and_threads, own_writes, removed):
         part()
