@@ -15,6 +15,8 @@
 //! wait for the socket; `held`: FLUSHes, and replies behind them; `chain`: messages of an armed queue pair. This file has the life of a connection.
 
 mod chain;
+#[cfg(test)]
+mod gathered_tests;
 mod held;
 mod initiator;
 mod input;
@@ -103,6 +105,9 @@ pub(in crate::rdma::soft) struct TcpQp {
     account: Account,
     /// The payer of its turns with the engine.
     payer: Payer,
+    /// Calls of send(2) so far, which gathering keeps few.
+    #[cfg(test)]
+    sends: std::sync::atomic::AtomicU64,
 }
 
 impl TcpQp {
@@ -127,6 +132,8 @@ impl TcpQp {
             gathers: AtomicBool::new(false),
             send: Mutex::new(Sending::new()),
             ended: AtomicBool::new(false),
+            #[cfg(test)]
+            sends: std::sync::atomic::AtomicU64::new(0),
         })
     }
 

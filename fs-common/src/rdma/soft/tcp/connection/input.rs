@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Bytes of an input buffer: the reply of a page, or a WRITE with its bytes, arrives with one system call.
-const INPUT_LEN: usize = 32 * 1024;
+pub(super) const INPUT_LEN: usize = 32 * 1024;
 /// Packets of one turn with the engine: some tens of microseconds. A packet with many bytes counts as several.
 const PACKETS_PER_TURN: usize = 32;
 /// Bytes of input or of a reply that count as one packet.

@@ -1,9 +1,10 @@
 //! Packets that wait for the socket, and the socket events to watch for.
 //!
 //! # Gathered packets
-//! A system call costs as much as some kilobytes of copying. So a short packet behind which another one follows at once stays here, and goes out with
-//! that one: requests of one doorbell, and replies to packets that came together. They are *gathered* until `put` has a packet behind which nothing
-//! follows, or who promised one calls `send_gathered`.
+//! A system call, and the peer's turn that it begins, cost as much as some kilobytes of copying. So a packet of up to a page behind which another one
+//! follows at once stays here, and goes out with that one: requests of one doorbell, and replies to packets that came together. They are *gathered*
+//! until `put` has a packet behind which nothing follows, or who promised one calls `send_gathered`. Of a doorbell that is longer than what is gathered
+//! each part but the last goes out with MSG_MORE: the kernel, too, keeps it for the next one, and the peer finds the doorbell whole.
 //!
 //! # Invariants
 //! Output that is gathered waits for no socket, and is not counted to the peer. When the send lock is free, only replies of a turn with the engine that
@@ -14,9 +15,12 @@
 
 use super::held::HeldReplies;
 use super::initiator::Pending;
+use super::input::INPUT_LEN;
 use super::{End, KEEP_LEN, TcpQp};
 use crate::breach::Breach;
+use crate::ids::PAGE_SIZE;
 use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
+use crate::rdma::soft::tcp::packet::PACKET_HEADER_LEN;
 use crate::rdma::soft::tcp::tls::SEALED_AT_ONCE;
 use crate::rdma::verbs::{SendWr, WrId};
 use rustix::event::epoll::EventFlags;
@@ -31,9 +35,11 @@ pub(super) const OUTPUT_SOFT_BYTES: usize = 4 * MAX_TRANSFER_BYTES as usize;
 /// Bytes owed to a peer beyond which the engine takes no more of its requests: enough to write while the next transfer is built. To build more for a
 /// peer that does not read would be wasted work.
 pub(super) const OWED_MAX_BYTES: usize = MAX_TRANSFER_BYTES as usize / 2;
-/// The longest packet that is gathered, and the most bytes that are: those of the requests or replies of some tens of chains.
-const GATHERED_PACKET_MAX: usize = 512;
-const GATHERED_BYTES_MAX: usize = 8 * 1024;
+/// The longest packet that is gathered: a page. While a longer one is built, the peer works on the one before it.
+const GATHERED_PACKET_MAX: usize = PACKET_HEADER_LEN + PAGE_SIZE;
+/// The most bytes that are gathered: what the peer takes with one system call.
+const GATHERED_BYTES_MAX: usize = INPUT_LEN;
+const _: () = assert!(GATHERED_BYTES_MAX < OUTPUT_SOFT_BYTES && GATHERED_BYTES_MAX < OWED_MAX_BYTES);
 /// Waiting output at which the queue pair breaks. Only a peer that sends requests and does not read gets there.
 pub(super) const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
 
@@ -104,54 +110,43 @@ impl Sending {
 impl TcpQp {
     /// Sends a packet, or puts it behind output that waits. `more`: another packet follows at once, and the kernel may wait for it.
     pub(super) fn put(&self, sending: &mut Sending, packet: &[u8], more: bool) -> Result<(), End> {
-        self.put_with(sending, packet, more, if more { SendFlags::MORE } else { SendFlags::empty() })
+        self.put_with(sending, packet, more, SendFlags::MORE)
     }
 
-    /// As `put`, for an answer to a packet of a turn with the engine. While further packets are there, `send_gathered` follows.
+    /// As `put`, for an answer to a packet of a turn with the engine. While further packets are there, `send_gathered` follows. The kernel does not wait,
+    /// so that the peer works on these answers while the next ones are made.
     pub(super) fn put_answer(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
         self.put_with(sending, packet, self.gathers.load(Ordering::Relaxed), SendFlags::empty())
     }
 
+    /// `between`: the flags of bytes behind which others follow at once.
     fn put_with(
         &self,
         sending: &mut Sending,
         packet: &[u8],
         more: bool,
-        flags: SendFlags,
+        between: SendFlags,
     ) -> Result<(), End> {
-        let together = sending.waiting() + packet.len();
+        let fits = |sending: &Sending| sending.waiting() + packet.len() <= GATHERED_BYTES_MAX;
+        let is_sealed = self.channel.is_sealed();
+        if sending.gathered && !fits(sending) && !is_sealed {
+            self.send_gathered_with(sending, between)?;
+        }
         let is_free = sending.waiting() == 0 || sending.gathered;
-        let gathers =
-            more && is_free && packet.len() <= GATHERED_PACKET_MAX && together <= GATHERED_BYTES_MAX;
-        if self.channel.is_sealed() {
+        let gathers = more && is_free && packet.len() <= GATHERED_PACKET_MAX && fits(sending);
+        if is_sealed {
             return self.put_sealed(sending, packet, is_free, gathers);
         }
-        if gathers {
+        let flags = if more { between } else { SendFlags::empty() };
+        sending.put_bytes += packet.len() as u64;
+        if gathers || sending.gathered {
             sending.output.extend_from_slice(packet);
-            sending.put_bytes += packet.len() as u64;
             sending.gathered = true;
-            return Ok(());
-        }
-        if sending.gathered {
-            if together <= GATHERED_BYTES_MAX {
-                sending.output.extend_from_slice(packet);
-                sending.put_bytes += packet.len() as u64;
-                return self.send_gathered(sending);
-            }
-            self.send_gathered(sending)?;
+            return if gathers { Ok(()) } else { self.send_gathered_with(sending, flags) };
         }
         let mut sent = 0;
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT | flags;
-        sending.put_bytes += packet.len() as u64;
-        if sending.output.len() == sending.output_at {
-            while sent < packet.len() {
-                match rustix::net::send(self.socket(), &packet[sent..], flags) {
-                    Ok(count) => sent += count,
-                    Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => break,
-                    Err(_) => return Err(End::Cut),
-                }
-            }
+        if is_free {
+            self.send_now(packet, &mut sent, flags)?;
         }
         if sent < packet.len() {
             sending.output.extend_from_slice(&packet[sent..]);
@@ -176,7 +171,7 @@ impl TcpQp {
             self.channel.seal(part, &mut sending.output).map_err(End::Broken)?;
             sending.put_bytes += (sending.output.len() - before) as u64;
             if is_free && !gathers {
-                self.send_output(sending)?;
+                self.send_output(sending, SendFlags::empty())?;
                 is_free = sending.waiting() == 0;
             }
         }
@@ -200,8 +195,12 @@ impl TcpQp {
 
     /// Sends gathered packets.
     pub(super) fn send_gathered(&self, sending: &mut Sending) -> Result<(), End> {
+        self.send_gathered_with(sending, SendFlags::empty())
+    }
+
+    fn send_gathered_with(&self, sending: &mut Sending, flags: SendFlags) -> Result<(), End> {
         if sending.gathered {
-            self.send_output(sending)?;
+            self.send_output(sending, flags)?;
             self.watch(sending);
         }
         Ok(())
@@ -209,23 +208,15 @@ impl TcpQp {
 
     /// Sends waiting output, then does what depends on it.
     pub(super) fn flush_output(&self, sending: &mut Sending) -> Result<(), End> {
-        self.send_output(sending)?;
+        self.send_output(sending, SendFlags::empty())?;
         self.watch(sending);
         self.complete_sent(sending);
         Ok(())
     }
 
-    fn send_output(&self, sending: &mut Sending) -> Result<(), End> {
+    fn send_output(&self, sending: &mut Sending, flags: SendFlags) -> Result<(), End> {
         sending.gathered = false;
-        while sending.waiting() > 0 {
-            let waiting = &sending.output[sending.output_at..];
-            match rustix::net::send(self.socket(), waiting, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(count) => sending.output_at += count,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(_) => return Err(End::Cut),
-            }
-        }
+        self.send_now(&sending.output, &mut sending.output_at, flags)?;
         if sending.waiting() == 0 {
             sending.output.clear();
             sending.output_at = 0;
@@ -237,6 +228,22 @@ impl TcpQp {
             sending.output_at = 0;
         }
         self.account_output(sending);
+        Ok(())
+    }
+
+    /// Has the socket take as many of these bytes, from `at` on, as it does without waiting.
+    fn send_now(&self, bytes: &[u8], at: &mut usize, flags: SendFlags) -> Result<(), End> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT | flags;
+        while *at < bytes.len() {
+            #[cfg(test)]
+            self.sends.fetch_add(1, Ordering::Relaxed);
+            match rustix::net::send(self.socket(), &bytes[*at..], flags) {
+                Ok(count) => *at += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => return Err(End::Cut),
+            }
+        }
         Ok(())
     }
 
