@@ -297,31 +297,29 @@ impl SharedMemory {
         unsafe { racing_copy(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
     }
 
-    /// As `write`, but if the last eight bytes are at an aligned place, they are stored after all others, in one store. A reader that loads that word
-    /// with acquire and finds it then finds the others, too. A string copy alone promises no order among its stores (Intel SDM volume 1, 7.3.9.3).
+    /// As `write`, but if the range ends with an aligned word, that is stored after all other bytes ([`before_last_word`]), in one store. A reader that
+    /// loads that word with acquire and finds it then finds the others, too. A string copy alone promises no order among its stores (Intel SDM volume 1,
+    /// 7.3.9.3).
     pub fn write_word_last(&self, offset: usize, bytes: &[u8]) {
         assert!(self.writable, "write to a read-only mapping");
         assert!(self.contains(offset as u64, bytes.len() as u64), "write past shared memory");
-        match bytes.split_last_chunk::<8>() {
-            Some((before, word)) if (offset + before.len()).is_multiple_of(8) => {
-                self.write(offset, before);
-                self.store_u64(offset + before.len(), u64::from_ne_bytes(*word), Ordering::Release);
-            }
-            _ => self.write(offset, bytes),
+        let (before, last) = bytes.split_at(before_last_word(offset as u64, bytes.len()));
+        self.write(offset, before);
+        if let Ok(word) = last.try_into() {
+            self.store_u64(offset + before.len(), u64::from_ne_bytes(word), Ordering::Release);
         }
     }
 
     /// `copy_to` with the order of `write_word_last`.
     pub fn copy_to_word_last(&self, offset: usize, to: &SharedMemory, to_offset: usize, len: usize) {
         assert!(to.writable, "write to a read-only mapping");
-        if len < 8 || !(to_offset + len).is_multiple_of(8) {
-            return self.copy_to(offset, to, to_offset, len);
+        let before = before_last_word(to_offset as u64, len);
+        self.copy_to(offset, to, to_offset, before);
+        if before < len {
+            let mut word = [0; 8];
+            self.read(offset + before, &mut word);
+            to.atomic_u64(to_offset + before).store(u64::from_ne_bytes(word), Ordering::Release);
         }
-        self.copy_to(offset, to, to_offset, len - 8);
-        let mut word = [0; 8];
-        self.read(offset + len - 8, &mut word);
-        assert!(to.contains(to_offset as u64, len as u64), "write past shared memory");
-        to.atomic_u64(to_offset + len - 8).store(u64::from_ne_bytes(word), Ordering::Release);
     }
 
     /// Writes the cache lines of the range back to the memory behind them, and fences: persistent memory is durable when this returns.
@@ -464,6 +462,12 @@ impl Drop for SharedMemory {
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
+}
+
+/// Bytes of a WRITE of `len` bytes to `offset` that are stored before its last word; all, if it does not end with an aligned word.
+pub(crate) fn before_last_word(offset: u64, len: usize) -> usize {
+    let ends_with_one = len >= 8 && (offset + len as u64).is_multiple_of(8);
+    if ends_with_one { len - 8 } else { len }
 }
 
 /// Copies `len` bytes where either side may be written by someone else meanwhile.
@@ -683,6 +687,15 @@ mod tests {
         assert!(memory.contains(4096, 0));
         assert!(!memory.contains(4096, 1));
         assert!(!memory.contains(u64::MAX, 2));
+    }
+
+    #[test]
+    fn the_last_word_is_where_the_whole_ends_and_nowhere_else() {
+        for (offset, len, first) in
+            [(0, 16, 8), (0, 8, 0), (3, 13, 5), (0, 7, 7), (1, 7, 7), (0, 15, 15), (8, 0, 0)]
+        {
+            assert_eq!(before_last_word(offset, len), first, "{len} bytes at {offset}");
+        }
     }
 
     #[test]

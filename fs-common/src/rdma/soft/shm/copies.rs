@@ -4,14 +4,8 @@
 //! ranges are cut: short READs go through a buffer, and the last word of a WRITE is gathered.
 
 use super::regions::PeerMemory;
-use crate::memory::SharedMemory;
+use crate::memory::{SharedMemory, before_last_word};
 use crate::rdma::soft::region::{Held, Piece};
-
-/// Bytes of a WRITE of `len` bytes to `offset` that are stored before its last word; all, if it ends with no aligned word.
-fn before_last_word(offset: u64, len: usize) -> usize {
-    let ends_with_one = len >= 8 && (offset + len as u64).is_multiple_of(8);
-    if ends_with_one { len - 8 } else { len }
-}
 
 impl PeerMemory {
     fn read(&self, offset: u64, out: &mut [u8]) -> bool {
@@ -106,15 +100,6 @@ impl PeerMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_last_word_is_where_the_whole_ends_and_nowhere_else() {
-        for (offset, len, first) in
-            [(0, 16, 8), (0, 8, 0), (3, 13, 5), (0, 7, 7), (1, 7, 7), (0, 15, 15), (8, 0, 0)]
-        {
-            assert_eq!(before_last_word(offset, len), first, "{len} bytes at {offset}");
-        }
-    }
 
     #[test]
     fn any_cuts_copy_the_same_bytes() {
