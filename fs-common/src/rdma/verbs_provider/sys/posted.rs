@@ -78,12 +78,21 @@ pub(in super::super) struct Posted<'r> {
 
 /// Send work requests of one post, as libibverbs takes them. Those that are not copied point at the local ranges that they were made of.
 pub(in super::super) struct Batch<'r> {
+    /// All but FLUSHes, which `ibv_post_send` does not know.
     wrs: Few<ffi::ibv_send_wr>,
     /// The elements of all requests that are copied, one behind the other.
     copied: Few<ffi::ibv_sge>,
-    /// FLUSHes, by their places among the requests: `ibv_post_send` knows none.
-    flushes: Vec<(usize, Flush)>,
+    flushes: Vec<PostedFlush>,
     _ranges: PhantomData<&'r [Sge]>,
+}
+
+/// A FLUSH of a batch.
+struct PostedFlush {
+    /// How many of `Batch::wrs` are before it.
+    behind: usize,
+    wr_id: u64,
+    flush: Flush,
+    is_signaled: bool,
 }
 
 const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
@@ -101,7 +110,7 @@ impl<'r> Batch<'r> {
     }
 
     pub(in super::super) fn len(&self) -> usize {
-        self.wrs.len()
+        self.wrs.len() + self.flushes.len()
     }
 
     /// Adds a request behind the others. `inline`: the regions, for a SEND or WRITE that the post copies from those of its local ranges. All of them must be
@@ -114,14 +123,6 @@ impl<'r> Batch<'r> {
         wr.wr_id = request.wr_id;
         wr.sg_list = elements_of(request.local);
         wr.num_sge = request.local.len() as c_int;
-        if request.signaled {
-            wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        }
-        if let Some(regions) = inline
-            && self.copies(request.local, regions)
-        {
-            wr.send_flags |= INLINE;
-        }
         let rdma = |far: Far| ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey };
         let atomic = |far: Far, compare_add, swap| ffi::atomic_t {
             remote_addr: far.offset,
@@ -158,9 +159,8 @@ impl<'r> Batch<'r> {
                 op::IBV_WR_ATOMIC_FETCH_AND_ADD
             }
             What::Flush(flush) => {
-                self.flushes.push((self.wrs.len(), flush));
-                // Only its number and flags are used (`post`).
-                op::IBV_WR_RDMA_READ
+                let (behind, wr_id, is_signaled) = (self.wrs.len(), request.wr_id, request.signaled);
+                return self.flushes.push(PostedFlush { behind, wr_id, flush, is_signaled });
             }
             What::Bind { window, rkey, region, offset, len, rights } => {
                 wr.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
@@ -182,6 +182,14 @@ impl<'r> Batch<'r> {
         };
         if let Some(value) = imm {
             wr.imm_data_invalidated_rkey_union.imm_data = value.to_be();
+        }
+        if request.signaled {
+            wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        if let Some(regions) = inline
+            && self.copies(request.local, regions)
+        {
+            wr.send_flags |= INLINE;
         }
         self.wrs.push(wr);
     }
@@ -220,18 +228,17 @@ impl Id {
             elements = unsafe { elements.add(wr.num_sge as usize) };
         }
         let mut posted = 0;
-        for (place, flush) in flushes.iter() {
-            self.post_run(&mut wrs[posted..*place]).map_err(|(done, error)| (posted + done, error))?;
-            let wr = &wrs[*place];
-            let is_signaled = wr.send_flags & ffi::ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
+        for (before, one) in flushes.iter().enumerate() {
+            self.post_run(&mut wrs[posted..one.behind])
+                .map_err(|(done, error)| (posted + before + done, error))?;
+            posted = one.behind;
             // SAFETY: the identifier is there, and has its queue pair.
             let qp = made(unsafe { (*self.raw.as_ptr()).qp });
             // SAFETY: the queue pair stays; whoever posts a FLUSH has seen in the device's abilities that it can.
-            let post = |qp| unsafe { sys_flush::post(qp, wr.wr_id, *flush, is_signaled) };
-            qp.and_then(post).map_err(|error| (*place, error))?;
-            posted = place + 1;
+            let post = |qp| unsafe { sys_flush::post(qp, one.wr_id, one.flush, one.is_signaled) };
+            qp.and_then(post).map_err(|error| (posted + before, error))?;
         }
-        self.post_run(&mut wrs[posted..]).map_err(|(done, error)| (posted + done, error))
+        self.post_run(&mut wrs[posted..]).map_err(|(done, error)| (posted + flushes.len() + done, error))
     }
 
     /// Posts requests that `ibv_post_send` supports, whose lists of elements are set.
