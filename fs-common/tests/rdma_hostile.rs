@@ -60,6 +60,7 @@ with_and_without_keys!(
     a_write_of_many_pieces_is_made_whole_or_not,
     replies_that_wait_for_a_flush_are_bounded,
     a_peer_that_asks_and_never_reads_is_held_back,
+    nothing_is_held_for_peers_whose_long_packets_were_taken,
 );
 
 fn serve(endpoint: &Endpoint, trust: Trust) -> Served {
@@ -530,6 +531,30 @@ fn what_is_held_for_peers_is_bounded_and_the_greediest_pays() {
         assert!(Instant::now() < deadline, "{:?}", served.device.figures());
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// The room of a long packet is given back when the packet was taken, not when the next one comes: else quiet peers that once sent one would be ended.
+fn nothing_is_held_for_peers_whose_long_packets_were_taken(trust: Trust) {
+    const LONG: u32 = 1 << 20;
+    let tcp = if trust == Trust::Keyed { TcpSecurity::Keys(keys(1)) } else { TcpSecurity::Loopback };
+    let device = SoftDevice::holding(SoftOptions { tcp, ..SoftOptions::default() }, 4 * LONG as usize);
+    let served = serve_with(&Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 }, trust, device);
+    let memory = Arc::new(SharedMemory::new("large", LONG as usize).expect("memory"));
+    let large = served.pd.register(memory, Access::ALL).expect("register");
+    let op = SendOp::Write(Remote::Memory { rkey: large.rkey(), offset: 0 });
+    let cq = served.device.create_cq(16).expect("cq");
+    let peers: Vec<_> = (0..8).map(|_| (served.connect_with(&cq), served.accepted())).collect();
+    for (qp, _) in &peers {
+        let local = large.sge(0, LONG).into();
+        qp.post_send(&[SendWr { wr_id: WrId(1), op, local, signaled: true }]).expect("post");
+        assert_eq!(next(&*cq).status, WcStatus::Success);
+    }
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while served.device.figures().held_bytes > 0 {
+        assert!(Instant::now() < deadline, "{:?}", served.device.figures());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(peers.iter().all(|(_, qp)| qp.state() == QpState::ReadyToSend), "none was ended for it");
 }
 
 #[test]

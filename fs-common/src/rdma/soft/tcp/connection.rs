@@ -15,13 +15,13 @@
 //! wait for the socket; `held`: FLUSHes, and replies behind them; `chain`: messages of an armed queue pair. This file has the life of a connection.
 
 mod chain;
-#[cfg(test)]
-mod gathered_tests;
 mod held;
 mod initiator;
 mod input;
 mod output;
 mod target;
+#[cfg(test)]
+mod tests;
 
 use super::channel::Channel;
 use super::engine::Engine;

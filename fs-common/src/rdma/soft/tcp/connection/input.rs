@@ -68,14 +68,19 @@ impl Receiving {
         self.parked_bytes = 0;
     }
 
-    /// Makes room for the packet that is arriving, or for the next.
-    fn make_room(&mut self) -> Result<(), End> {
+    /// Frees a large buffer whose packets were all taken.
+    fn let_go(&mut self) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.buffer.len() > KEEP_LEN {
                 self.buffer = vec![0; INPUT_LEN];
             }
         }
+    }
+
+    /// Makes room for the packet that is arriving, or for the next.
+    fn make_room(&mut self) -> Result<(), End> {
+        self.let_go();
         let mut needed = PACKET_HEADER_LEN;
         if self.end - self.start >= PACKET_HEADER_LEN {
             // Bounded: parse refuses oversized lengths.
@@ -109,7 +114,19 @@ impl TcpQp {
     /// sent, so the socket will not signal them again. The turn ends at `until`, but not before something was done: a packet, or a part of one.
     pub(super) fn read_socket(&self, hangs_up: bool, until: Option<Instant>) -> Result<bool, End> {
         let mut receiving = self.receive.lock();
-        let receiving = &mut *receiving;
+        let result = self.read_turn(&mut receiving, hangs_up, until);
+        // Not with the next input: a peer that sends none would hold it, and could be ended for that.
+        receiving.let_go();
+        self.account_input(&receiving);
+        result
+    }
+
+    fn read_turn(
+        &self,
+        receiving: &mut Receiving,
+        hangs_up: bool,
+        until: Option<Instant>,
+    ) -> Result<bool, End> {
         // A self-driven side serves one peer, and the polling thread goes on until there is nothing left.
         let mut packets_left = if self.engine.is_some() { PACKETS_PER_TURN } else { usize::MAX };
         let piece = if until.is_some() { PIECE_LEN } else { usize::MAX };

@@ -1,4 +1,4 @@
-//! How many calls of send(2) a doorbell and its answers take. Both ends are driven by the test's own thread, so the counts are exact.
+//! How many calls of send(2) a doorbell and its answers take: both ends are driven by the test's own thread, so the counts are exact.
 
 use super::*;
 use crate::ids::Rkey;
