@@ -4,10 +4,12 @@
 # usage: swap.sh [LINK]      links make no difference to it
 source "$(dirname "$0")/lib.sh"
 need_command python3
+need_command jq
 suite_begin swap "${1:-shm}"
 on_directory && needs_server
 [[ -e $CUTTLEFS_BIN/libcuttlefs_swapped.so ]] ||
     die "no libcuttlefs_swapped.so in $CUTTLEFS_BIN; build it: cargo build --release -p cuttlefs-swapped"
+[[ -x $CUTTLEFS_BIN/cuttlefs-bench ]] || die "no cuttlefs-bench in $CUTTLEFS_BIN; build it: cargo build --release -p cuttlefs-bench"
 HERE=$(cd "$(dirname "$0")" && pwd)
 JOB=$HERE/swap.py
 
@@ -43,6 +45,16 @@ seq 30000 | awk '{print ($1 * 7919) % 1000003, "some text behind it", $1}' >"$WO
 check "sort(1), with threads" same 1M sort --parallel=2 -S 64M "$WORK/lines"
 check "a shell, pipes and its exit code" bash -c "
     [[ \$('$CUTTLEFS_BIN/cuttlefs' swap --limit 1M sh -c 'seq 1000 | tail -n 1; exit 7'; echo \$?) == \$'1000\n7' ]]"
+# Each application's result is compared with that of the same run in local memory.
+figure() { "$CUTTLEFS_BIN/cuttlefs" bench odrp --figure swap --quick --scratch "$WORK" --out "$WORK/figure" "$@"; }
+check "applications of the benchmark's figure find the same under it" figure --app quicksort,kmeans,pagerank,key-value
+# With a quarter of an array that they read several times; and none where all of it may stay.
+moved() {
+    jq -e '[.panels[] | select(.[0] == "PAGES OUT AND IN") | .[1][] | select(.system == "cuttlefs swap")]
+        | ([.[] | select(.x | endswith(", 25 % local"))] | length == 4 and all(.value >= 200)) and all(.x | endswith(", all local") | not)
+        ' "$WORK/figure/figure-swap.json"
+}
+check "and it moved their pages" moved
 
 # A node of another process, over tcp with a key and over a Unix socket.
 "$CUTTLEFS_BIN/cuttlefsd" key new "$WORK/key" >/dev/null 2>&1 || fail "no key"
