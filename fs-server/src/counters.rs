@@ -95,6 +95,8 @@ pub struct ServerCounters {
     pub fetched_aside: AtomicU64,
     /// Syncs that were begun before a client asked for them.
     pub syncs_ahead: AtomicU64,
+    /// Syncs before an answer, because the request had put something behind one-sided appends that no sync had covered.
+    pub syncs_for_appends: AtomicU64,
     /// Turns of requests for file bytes.
     pub turns: Arc<TurnFigures>,
     /// Turns of climbs from directories to the root.
@@ -116,6 +118,7 @@ impl Default for ServerCounters {
             fetched_bytes: AtomicU64::new(0),
             fetched_aside: AtomicU64::new(0),
             syncs_ahead: AtomicU64::new(0),
+            syncs_for_appends: AtomicU64::new(0),
             turns: Arc::default(),
             climbs: Arc::default(),
             bounce: Arc::default(),

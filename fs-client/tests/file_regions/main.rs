@@ -12,7 +12,7 @@ mod world;
 use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64, TraceId};
 use cuttlefs_common::rdma::{Endpoint, WcStatus};
-use cuttlefs_common::rpc::{Allocate, Request, Rights, SyncScope};
+use cuttlefs_common::rpc::{Allocate, Payload, Request, Rights, SyncScope};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::RegionPolicy;
@@ -155,6 +155,58 @@ fn granted_ranges_are_changed_without_requests() {
         let new = (now.queue_pages - before.queue_pages) + (now.grant_faults - before.grant_faults);
         assert!(new > 0, "from the free page queue, or by a worker");
         other.shut_down();
+    }
+}
+
+/// A request that puts something behind a one-sided append is answered behind a sync, unless one came between. What lies before it waits for none.
+#[test]
+fn requests_behind_an_append_that_may_be_lost_sync_it() {
+    const TIMES: u64 = 20;
+    let site = Site::new(vec![ExportRule::default()]);
+    let syncs = || site.running().server().counters.syncs_for_appends.load(Ordering::Relaxed);
+    let mut program = Program::start(&site.tcp(), 1);
+    let mut other = Program::start(&site.unix(), 2);
+    let opened = program.create(b"file", 0o644);
+    let (ino, key) = (opened.attr.ino, opened.filekey);
+    let theirs = other.open(ino, BOTH).expect("opens").filekey;
+    program.write(key, 0, false, &[1; 100]).expect("written");
+    program.grant(key, 0, 100).expect("granted");
+    other.write(theirs, 0, true, &[2; 100]).expect("appended");
+    other.done(&Request::Sync(SyncScope::All)).expect("durable");
+    assert_eq!(syncs(), 0, "there was no one-sided append");
+    // Behind an end there: an append, a write, reserved space, a length, a copy of the first bytes.
+    let request = |kind: &str, end: u64| match kind {
+        "append" => {
+            Request::Write { filekey: theirs, offset: 0, append: true, payload: Payload::Inline(b"more") }
+        }
+        "write" => {
+            Request::Write { filekey: theirs, offset: end, append: false, payload: Payload::Inline(b"more") }
+        }
+        "reserve" => {
+            let how = Allocate::Reserve { keep_size: false };
+            Request::Allocate { filekey: theirs, offset: 0, len: end + 10, how }
+        }
+        "length" => {
+            let set = cuttlefs_common::attr::SetAttr { size: Some(end + 10), ..Default::default() };
+            Request::SetAttr { ino, set }
+        }
+        _ => Request::CopyRange { from: theirs, from_offset: 0, to: theirs, to_offset: end, len: 10 },
+    };
+    for kind in ["append", "write", "reserve", "length", "copy"] {
+        let mut counted = 0;
+        for _ in 0..TIMES {
+            let end = program.append(key, &[3; 100]).expect("granted") + 100;
+            let before = syncs();
+            other.write(theirs, 0, false, &[4; 100]).expect("written");
+            assert_eq!(syncs(), before, "the write is before it");
+            other.call(&request(kind, end), |_| ()).expect("done");
+            // The write-back of each second may have come between.
+            counted += syncs() - before;
+            let before = syncs();
+            other.call(&request(kind, end), |_| ()).expect("done");
+            assert_eq!(syncs(), before, "{kind}: it is durable");
+        }
+        assert!((1..=TIMES).contains(&counted), "{kind}: {counted} syncs");
     }
 }
 

@@ -167,3 +167,41 @@ fn what_was_under_way_in_a_kill_is_done_once_more_or_told() {
         site.stop();
     }
 }
+
+/// Two sessions append in turns, one of them one-sidedly, and the server is killed. What was answered to the other one has all before it that both had
+/// appended.
+#[test]
+fn no_zeros_stand_in_the_place_of_a_lost_append() {
+    const ROUNDS: u8 = 5;
+    for link in ["unix", "tcp"] {
+        let mut site = Site::new(link, POOL);
+        let (appender, requester) = (session(&site), session(&site));
+        let file = create(&appender, "file", &[1; 100]);
+        file.sync().expect("durable");
+        let theirs = requester.open("file", OpenOptions::READ_WRITE).expect("opened");
+        let grant = file.grant_write(0, 100).expect("granted");
+        assert!(grant.is_one_sided());
+        let mut known = vec![1; 100];
+        for round in 0..ROUNDS {
+            for (own, byte) in [(&file, 0x10 | round), (&theirs, 0x20 | round)] {
+                let bytes = vec![byte; 3000];
+                let at = own.append(&bytes).expect("appended");
+                // After a kill some of the last one-sided appends may be gone, and nothing else.
+                known.truncate(at as usize);
+                assert_eq!(known.len() as u64, at, "{link}: a hole that no one made");
+                known.extend(bytes);
+            }
+            let answered = known.len();
+            let one_sided = file.append(&[0x30 | round; 100]).expect("appended");
+            assert_eq!(one_sided, answered as u64);
+            known.extend([0x30 | round; 100]);
+            site.kill();
+            site.start();
+            let found = read(&theirs, 0, 100_000).expect("read");
+            assert!(found.len() >= answered, "{link}, {round}: {} bytes of {answered}", found.len());
+            assert!(known.starts_with(&found), "{link}, {round}: other bytes than were appended");
+        }
+        drop((grant, file, theirs, appender, requester));
+        site.stop();
+    }
+}

@@ -1,4 +1,5 @@
-//! The changes of a request, which must be durable before its answer is sent, if answers are durable (docs/log.md).
+//! The changes of a request, which must be durable before its answer is sent, if answers are durable (docs/log.md), or if they stand behind one-sided
+//! appends that are not (`unsynced_appends`).
 //!
 //! A change is noted by the code that makes it: contents where their change begins (`begin_change`, `restore`), names and attributes where their
 //! batch is committed (`Server::execute`). So no kind of request can be forgotten.
@@ -15,6 +16,8 @@ use std::sync::Arc;
 pub struct Changed {
     /// Files whose contents it changed: one, or none.
     contents: RefCell<Vec<Arc<FileRegion>>>,
+    /// Whether some of that lies behind one-sided appends that no sync had covered when the change was made.
+    behind_appends: Cell<bool>,
     /// Whether it committed a batch.
     records: Cell<bool>,
 }
@@ -23,6 +26,17 @@ impl Changed {
     /// Notes that contents of a file are about to change.
     pub(super) fn note_contents(&self, file: &Arc<FileRegion>) {
         self.contents.borrow_mut().push(file.clone());
+    }
+
+    /// Notes that a change was made behind one-sided appends that no sync has covered.
+    pub(super) fn note_behind_appends(&self) {
+        self.behind_appends.set(true);
+    }
+
+    /// Whether it must be durable before the answer even if answers are not: else its client would bring it back to a place behind appends that nobody
+    /// brings back.
+    pub fn is_behind_appends(&self) -> bool {
+        self.behind_appends.get()
     }
 
     /// Notes that a batch was committed.

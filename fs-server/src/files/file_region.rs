@@ -19,6 +19,7 @@
 use super::grants::Grants;
 use super::range_table::{PieceState, RangeTable};
 use super::rhythm::SyncRhythm;
+use super::unsynced_appends::UnsyncedAppends;
 use crate::meta::{Answer, ClientChange, DoneRequest, RequestId};
 use crate::pages::PageOwner;
 use crate::sync::{
@@ -56,6 +57,8 @@ pub(crate) struct FileState {
     pub(crate) slot: Option<FileSlot>,
     /// The length in the durable record.
     pub(crate) durable_size: u64,
+    /// One-sided appends that no sync has covered.
+    pub(crate) unsynced_appends: UnsyncedAppends,
     /// Whether the last page's bytes past the end are zeros (or there are none, or the page has no bytes).
     pub(crate) tail_is_zero: bool,
     /// Whether contents or attributes changed since the last commit.
@@ -210,6 +213,7 @@ impl FileRegion {
                 generation,
                 slot: None,
                 durable_size: size,
+                unsynced_appends: UnsyncedAppends::default(),
                 tail_is_zero: size.is_multiple_of(PAGE_SIZE_U64),
                 uncommitted: false,
                 is_written_directly: false,
@@ -248,10 +252,11 @@ impl FileRegion {
         self.state.read().slot
     }
 
-    /// Whether the store has all changes of the file.
+    /// Whether the store has all changes of the file, and its one-sided appends are durable. Only such a file may be forgotten.
     pub fn is_clean(&self) -> bool {
         let state = self.state.read();
         !state.uncommitted
+            && state.unsynced_appends.is_empty()
             && !state.is_written_directly
             && state.table.fresh_pages() == 0
             && self.dirty.lock().is_empty()

@@ -14,7 +14,7 @@
 
 use super::file_region::DirtyPage;
 use super::range_table::PieceState;
-use super::write_back::{Taken, release_space, write_back};
+use super::write_back::{Taken, flush_files, write_back};
 use super::{FileRegion, FileState, Files};
 use crate::meta::{Images, PageImage};
 use crate::pool::disk::Disk;
@@ -32,7 +32,7 @@ pub(super) const IMAGE_PAGES: usize = 16;
 /// As `write_back`.
 pub async fn sync(files: &Files, disk: &dyn Disk, file: &Arc<FileRegion>) -> Result<(), Status> {
     match by_images(files, file).await {
-        Ok(true) => release_space(files).await,
+        Ok(true) => flush_files(files, std::slice::from_ref(file)).await,
         // The log has no room for images. Its reserve has room for the batch of a write-back.
         Ok(false) | Err(Status::NoSpace) => write_back(files, disk, std::slice::from_ref(file), true).await,
         Err(status) => Err(status),

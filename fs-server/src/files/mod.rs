@@ -74,6 +74,8 @@ mod target;
 mod translation;
 /// Changes of length.
 mod truncate;
+/// One-sided appends that no sync has covered.
+mod unsynced_appends;
 /// Writes.
 mod write;
 /// Write-back in groups.
@@ -103,7 +105,7 @@ pub use reap::reap;
 pub use restore::{begin_change, restore};
 pub use seek::seek;
 pub use truncate::{restore_length, truncate};
-pub use write::{Asked, WriteAt, Written, write_for, write_within};
+pub use write::{Asked, WriteAt, Writer, Written, write_for, write_within};
 pub use write_back::{WRITE_BACK_INTERVAL, release_space, run_write_back, write_back_all};
 
 use crate::committer::Committer;

@@ -283,7 +283,11 @@ impl Files {
     ) -> Result<u64, Status> {
         let noted = {
             let mut state = file.state_mut();
-            state.size = state.size.max(end);
+            if end > state.size {
+                let start = state.size;
+                state.unsynced_appends.note(start, end);
+                state.size = end;
+            }
             placed.new.iter().for_each(|piece| state.table.insert(*piece));
             for page in &placed.converted {
                 state.table.set_state(*page, page + 1, PieceState::Fresh);

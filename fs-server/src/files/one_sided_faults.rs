@@ -16,7 +16,7 @@ use super::fetch::bring;
 use super::grant_write::bring_all;
 use super::one_sided::{By, Placed, refusal, word_at};
 use super::restore::begin_change;
-use super::write::{WriteAt, end_of, write_within, zero_tail};
+use super::write::{WriteAt, Writer, end_of, write_within, zero_tail};
 use super::{Changed, Files, KeyedFile};
 use crate::meta::NoteData;
 use crate::pages::{Source, add};
@@ -146,7 +146,9 @@ pub(super) async fn change(
     if files.meta.attr(file.ino())?.has_privileges() {
         return Err(Status::Denied);
     }
-    let changing = begin_change(files, file, &Changed::default()).await?;
+    // It has no answer that could wait for a sync.
+    let changed = Changed::default();
+    let changing = begin_change(files, file, &changed).await?;
     let (at, bytes) = match what {
         OneSided::Atomic { offset, operation } => {
             let (old, change) = change_word(files, disk, &keyed, filekey, offset, operation).await?;
@@ -184,7 +186,7 @@ async fn write_granted(
     may: &dyn Fn(u64, u64) -> Result<(), Status>,
 ) -> Result<(u64, u64), Status> {
     let file = &keyed.file;
-    match write_within(files, disk, file, at, Source::Bytes(bytes), None, may).await {
+    match write_within(files, disk, file, at, Source::Bytes(bytes), Writer::Grant, may).await {
         Ok(written) => return Ok((written.offset, written.attr.change)),
         Err(Status::NoSpace) => {}
         Err(status) => return Err(status),

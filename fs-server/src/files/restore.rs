@@ -27,6 +27,7 @@ use std::sync::Arc;
 pub struct Changing<'f> {
     files: &'f Files,
     file: &'f Arc<FileRegion>,
+    changed: &'f Changed,
     _shared: AsyncRwLockReadGuard<'f, ()>,
 }
 
@@ -37,20 +38,24 @@ pub struct Changing<'f> {
 pub async fn begin_change<'f>(
     files: &'f Files,
     file: &'f Arc<FileRegion>,
-    changed: &Changed,
+    changed: &'f Changed,
 ) -> Result<Changing<'f>, Status> {
     changed.note_contents(file);
     let shared = file.changes.read().await;
     files.newer.begin(file.ino(), || files.meta.written(file.ino()))?;
-    Ok(Changing { files, file, _shared: shared })
+    Ok(Changing { files, file, changed, _shared: shared })
 }
 
 impl Changing<'_> {
-    /// Ends it: these bytes have other contents now, and the file's change counter was `change` after the change.
+    /// Ends it: these bytes have other contents now, and the file's change counter was `change` after the change. Of a change of the length alone
+    /// the range is empty, at the new end.
     pub fn done(self, change: u64, bytes: Range<u64>) {
         self.files.newer.changed(self.file.ino(), bytes.start, bytes.end);
         let is_to_be_committed = self.file.change_bookkeeping(|state| {
             state.note_contents(change);
+            if state.unsynced_appends.are_before(bytes.start) {
+                self.changed.note_behind_appends();
+            }
             state.uncommitted
         });
         if is_to_be_committed {

@@ -140,6 +140,7 @@ async fn set_length(
             (state.contents, state.covered) = (cut.change, cut.change);
         }
         if shrinks {
+            state.unsynced_appends.cut(new_size);
             state.tail_is_zero = !end_is_inside_bytes(state, new_size);
         }
     });

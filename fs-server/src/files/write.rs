@@ -44,6 +44,16 @@ pub struct Written {
     pub attr: Attr,
 }
 
+/// Whose write it is.
+#[derive(Clone, Copy)]
+pub enum Writer<'a> {
+    /// A client's, by request. The answer to the request, if it is the last part of that, becomes durable with the bytes, so that the write is not done
+    /// twice.
+    Request(Option<Asked<'a>>),
+    /// A write grant's: a one-sided change that a worker makes. No client has a copy of it.
+    Grant,
+}
+
 /// The request of a write, and a function that makes its answer from the result.
 pub type Asked<'a> = (RequestId, &'a dyn Fn(&Written) -> Answer);
 
@@ -62,7 +72,7 @@ struct Writing<'w> {
     disk: &'w dyn Disk,
     file: &'w Arc<FileRegion>,
     source: Source<'w>,
-    asked: Option<Asked<'w>>,
+    writer: Writer<'w>,
 }
 
 /// Writes all of `source`. The answer to the request, if there is one, becomes durable with the bytes, so that the write is not done twice.
@@ -77,7 +87,7 @@ pub async fn write_for(
     source: Source<'_>,
     asked: Option<Asked<'_>>,
 ) -> Result<Written, Status> {
-    write_within(files, disk, file, at, source, asked, &|_, _| Ok(())).await
+    write_within(files, disk, file, at, source, Writer::Request(asked), &|_, _| Ok(())).await
 }
 
 /// Like `write_for`, for a writer who may not write everywhere. `may` is asked about the bytes `[start, end)` once it is known where these are; until
@@ -91,7 +101,7 @@ pub async fn write_within(
     file: &Arc<FileRegion>,
     at: WriteAt,
     source: Source<'_>,
-    asked: Option<Asked<'_>>,
+    writer: Writer<'_>,
     may: &dyn Fn(u64, u64) -> Result<(), Status>,
 ) -> Result<Written, Status> {
     let len = source.len();
@@ -99,7 +109,7 @@ pub async fn write_within(
         return Err(Status::Invalid);
     }
     relieve(files, disk).await;
-    let writing = Writing { files, disk, file, source, asked };
+    let writing = Writing { files, disk, file, source, writer };
     if let WriteAt::Offset(offset) = at {
         let end = end_of(offset, len)?;
         let shared = file.order.read().await;
@@ -147,7 +157,7 @@ impl Writing<'_> {
         state.uncommitted = true;
         let attr = self.files.note_changed(self.file, note)?;
         let written = Written { offset, len: self.source.len() as u32, attr };
-        if let Some((request, answer)) = self.asked {
+        if let Writer::Request(Some((request, answer))) = self.writer {
             state.note_done(request, answer(&written), attr.change);
         }
         Ok(written)
@@ -210,6 +220,10 @@ impl Writing<'_> {
             let mut state = file.state_mut();
             let mut note = NoteData::default();
             if end > state.size {
+                if matches!(self.writer, Writer::Grant) {
+                    let start = state.size;
+                    state.unsynced_appends.note(start, end);
+                }
                 state.size = end;
                 // The last page is a new one, or the old one whose tail is zeros by now.
                 state.tail_is_zero = true;

@@ -221,7 +221,24 @@ pub(super) async fn write_back(
         result = write_back_group(files, disk, group).await.and(result);
     }
     result?;
-    if flush { release_space(files).await } else { Ok(()) }
+    if flush { flush_files(files, &which).await } else { Ok(()) }
+}
+
+/// Flushes the store: what was committed of these files is durable when it returns.
+///
+/// # Errors
+/// As `release_space`.
+pub(super) async fn flush_files(files: &Files, which: &[Arc<FileRegion>]) -> Result<(), Status> {
+    let committed = |file: &&Arc<FileRegion>| {
+        let state = file.state();
+        state.unsynced_appends.committed(state.durable_size)
+    };
+    let appends: Vec<_> = which.iter().filter_map(|file| Some((file, committed(&file)?))).collect();
+    release_space(files).await?;
+    for (file, committed) in appends {
+        file.change_bookkeeping(|state| state.unsynced_appends.flushed(committed));
+    }
+    Ok(())
 }
 
 async fn write_back_group(files: &Files, disk: &dyn Disk, which: &[Arc<FileRegion>]) -> Result<(), Status> {

@@ -1,6 +1,7 @@
 //! Tests of files on a simulated disk, with metadata in memory: the storage of a whole server in one thread.
 
 mod answers;
+mod behind_appends;
 mod concurrent;
 mod crash;
 mod defragment;

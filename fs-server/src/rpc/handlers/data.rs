@@ -195,7 +195,8 @@ pub(super) async fn write(
         file.check_marks(append)?;
         if keyed.holds(start, end) { Ok(()) } else { Err(Status::Denied) }
     };
-    let written = files::write_within(&server.files, disk, &file, at, source, asked, &may).await?;
+    let writer = files::Writer::Request(asked);
+    let written = files::write_within(&server.files, disk, &file, at, source, writer, &may).await?;
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
     // While others sync, the disk is busy, and a sync that is asked for after theirs is shared by many.
@@ -267,9 +268,11 @@ pub(super) async fn allocate(
     let (files, request) = (&call.context.server.files, call.who.request);
     let changing = files::begin_change(files, &file, call.changed).await?;
     let attr = files::allocate_for(files, disk, &file, (offset, len), how, request).await?;
+    let end = offset.saturating_add(len);
     let changed_bytes = match how {
-        Allocate::Reserve { .. } => offset..offset,
-        Allocate::PunchHole | Allocate::ZeroRange { .. } => offset..offset.saturating_add(len),
+        Allocate::Reserve { keep_size: true } => offset..offset,
+        Allocate::Reserve { keep_size: false } => end..end,
+        Allocate::PunchHole | Allocate::ZeroRange { .. } => offset..end,
     };
     changing.done(attr.change, changed_bytes);
     body(&Reply::Attr(attr))
