@@ -9,7 +9,8 @@
 //!
 //! # What must be there
 //! While the server lives, the bytes that the model has. After its death each byte is one that was there since it was last synced, or was last written by
-//! an answered request; so is the length. A loss is told: whoever wrote a lost byte one-sidedly gets `BytesLost` from the next sync (docs/native.md).
+//! an answered request; so is the length. What was appended before the place of an answered request is there: no zeros stand for a lost append. A loss is
+//! told: whoever wrote a lost byte one-sidedly gets `BytesLost` from the next sync (docs/native.md).
 
 mod model;
 mod side;
@@ -88,7 +89,7 @@ fn a_store_that_forgets_contents_is_found() {
 #[test]
 fn the_walks_come_across_what_they_are_for() {
     let mut all = Counts::default();
-    for seed in 0..60 {
+    for seed in 0..90 {
         let counts = seeds::run_alone(&seeds::of_seed(&case(seed), seed), |case| walked(case).1);
         all.atomics += counts.atomics;
         all.appends += counts.appends;
@@ -97,9 +98,10 @@ fn the_walks_come_across_what_they_are_for() {
         all.losses += counts.losses;
         all.ended += counts.ended;
         all.moved += counts.moved;
+        all.behind += counts.behind;
     }
     println!("{all:?}");
-    let Counts { atomics, appends, writes, in_doubt, losses, ended, moved } = all;
+    let Counts { atomics, appends, writes, in_doubt, losses, ended, moved, behind } = all;
     assert!(atomics.min(appends).min(writes) >= 40 && in_doubt.min(losses).min(ended) >= 3, "{all:?}");
-    assert!(moved >= 20, "{all:?}");
+    assert!(moved.min(behind) >= 20, "{all:?}");
 }

@@ -10,8 +10,17 @@ const NOBODY: usize = usize::MAX;
 #[derive(Clone, Copy, Debug)]
 struct Value {
     byte: u8,
-    /// Whose answered request wrote it: it survives with the server, or with its writer. `None`: it may be lost, as a one-sided change may.
+    /// Whose answered request wrote it, or waited for it to be durable: it survives with the server, or with that session. `None`: it may be lost, as a
+    /// one-sided change may.
     keeper: Option<usize>,
+    /// Who appended it, perhaps one-sidedly.
+    appender: Option<usize>,
+}
+
+impl Value {
+    fn of(byte: u8) -> Self {
+        Self { byte, keeper: None, appender: None }
+    }
 }
 
 /// A change of the length.
@@ -43,7 +52,7 @@ impl Model {
     /// All of it is durable.
     pub fn synced(&mut self) {
         for (at, cell) in self.cells.iter_mut().enumerate() {
-            *cell = vec![Value { byte: self.bytes.get(at).copied().unwrap_or(0), keeper: None }];
+            *cell = vec![Value::of(self.bytes.get(at).copied().unwrap_or(0))];
         }
         self.durable_len = self.bytes.len();
         self.lengths.clear();
@@ -59,10 +68,33 @@ impl Model {
         self.bytes[offset..end].copy_from_slice(bytes);
         let keeper = (!is_one_sided).then_some(by);
         for (at, byte) in (offset..end).zip(bytes) {
-            self.cells[at].push(Value { byte: *byte, keeper });
+            self.cells[at].push(Value { keeper, ..Value::of(*byte) });
             self.writers[at] = if is_one_sided { by } else { NOBODY };
         }
         self.lengths.push(Length::AtLeast(end, keeper));
+    }
+
+    /// A session appended bytes, perhaps one-sidedly.
+    pub fn append(&mut self, by: usize, is_one_sided: bool, offset: usize, bytes: &[u8]) {
+        self.write(by, is_one_sided, offset, bytes);
+        let cells = self.cells[offset..offset + bytes.len()].iter_mut();
+        let appended = cells.filter_map(|cell| cell.last_mut().filter(|_| is_one_sided));
+        appended.for_each(|value| value.appender = Some(by));
+    }
+
+    /// A request was answered that put bytes or the end of the file at this place. What was appended before it is durable, or its appender's request
+    /// wrote it. Returns whether there was any.
+    pub fn answered(&mut self, place: usize) -> bool {
+        let mut has_any = false;
+        for (cell, byte) in self.cells.iter_mut().zip(&self.bytes).take(place) {
+            // What a death took is in the place no more.
+            let appended = cell.last_mut().filter(|value| value.byte == *byte && value.keeper.is_none());
+            if let Some(value) = appended {
+                value.keeper = value.appender;
+                has_any |= value.keeper.is_some();
+            }
+        }
+        has_any
     }
 
     /// Whether the last change of these bytes was made is in doubt, and its session knows that: nobody need be told that they are lost.
@@ -72,7 +104,7 @@ impl Model {
 
     pub fn set_len(&mut self, by: usize, len: usize) {
         self.bytes.resize(len, 0);
-        self.cells[len..].iter_mut().for_each(|cell| *cell = vec![Value { byte: 0, keeper: None }]);
+        self.cells[len..].iter_mut().for_each(|cell| *cell = vec![Value::of(0)]);
         self.writers[len..].fill(NOBODY);
         self.lengths.push(Length::Exactly(len, Some(by)));
     }
@@ -82,7 +114,11 @@ impl Model {
         let forget = |keeper: &mut Option<usize>| {
             keeper.take_if(|keeper| *keeper == gone);
         };
-        self.cells.iter_mut().flatten().for_each(|value| forget(&mut value.keeper));
+        for value in self.cells.iter_mut().flatten() {
+            forget(&mut value.keeper);
+            // Nor does anybody bring back what it appended by requests.
+            forget(&mut value.appender);
+        }
         for length in &mut self.lengths {
             let (Length::AtLeast(_, keeper) | Length::Exactly(_, keeper)) = length;
             forget(keeper);

@@ -23,6 +23,11 @@ pub enum Step {
     Append {
         len: usize,
     },
+    /// The session appends under a grant, and then another one by a request. Then the server may die at some event.
+    AppendBehind {
+        len: usize,
+        end: Option<End>,
+    },
     Add {
         word: usize,
         add: u64,
@@ -73,6 +78,7 @@ pub fn step() -> impl Strategy<Value = (usize, Step)> {
         1 => (0usize..8).prop_map(|which| Step::GiveBack { which }),
         8 => range().prop_map(|(offset, len)| Step::Write { offset, len }),
         6 => (1usize..2500).prop_map(|len| Step::Append { len }),
+        4 => (1usize..600, prop::option::of(end())).prop_map(|(len, end)| Step::AppendBehind { len, end }),
         5 => (word(), any::<u64>()).prop_map(|(word, add)| Step::Add { word, add }),
         5 => (word(), any::<bool>()).prop_map(|(word, hits)| Step::Swap { word, hits }),
         2 => (0..SPAN).prop_map(|len| Step::SetLen { len }),

@@ -6,6 +6,7 @@ use super::side::{Side, give_back};
 use super::steps::Step;
 use super::{CHURN_PAGES, KEYED, PAGE, SPAN};
 use cuttlefs_client::native::{File, NativeError, OpenOptions, RegionKey, Rights, Status};
+use cuttlefs_common::life::End;
 use cuttlefs_common::world::Clock;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub struct Counts {
     pub losses: u64,
     pub ended: u64,
     pub moved: u64,
+    /// Requests that were answered behind appends which no sync had covered.
+    pub behind: u64,
 }
 
 /// A walk under way.
@@ -152,6 +155,7 @@ impl Walk {
             Step::Pass { ms } => self.world.pass(Duration::from_millis(ms)),
             Step::Lose { cut, pass } => self.world.network().cut_after(cut, pass),
             Step::Die { end } => self.world.crash_after(Crash { end, power: false }, None),
+            Step::AppendBehind { len, end } => self.append_behind(index, len, end),
             Step::Evict => {
                 self.world.speaks(0);
                 let mut bytes = vec![0; CHURN_PAGES * PAGE];
@@ -164,6 +168,30 @@ impl Walk {
             }
         }
         self.world.has_died()
+    }
+
+    /// Has a session append under a grant, and the next session by a request, unless the server dies meanwhile.
+    fn append_behind(&mut self, index: usize, len: usize, end: Option<End>) {
+        let other = (index + 1) % 3;
+        self.world.speaks(other);
+        self.sides[other].grants.drain(..).for_each(give_back);
+        let parts = [
+            (index, Step::Grant { offset: 0, len: 1 }),
+            (index, Step::Append { len }),
+            (other, Step::Append { len }),
+        ];
+        for (who, part) in parts {
+            if self.world.is_new() {
+                return;
+            }
+            self.world.speaks(who);
+            if let Some(file) = self.sides[who].file.clone() {
+                self.change(who, &file, &part);
+            }
+        }
+        if let Some(end) = end.filter(|_| !self.world.is_new()) {
+            self.world.crash_after(Crash { end, power: false }, None);
+        }
     }
 
     fn reuse(&mut self, pages: usize) {
@@ -179,7 +207,9 @@ impl Walk {
     }
 
     fn change(&mut self, index: usize, file: &File, step: &Step) {
-        let size = self.model.bytes.len();
+        let (size, deaths) = (self.model.bytes.len(), self.world.deaths());
+        // The place behind which a request put something.
+        let mut place = None;
         let result = match *step {
             Step::Grant { offset, len } => match file.grant_write(offset as u64, len as u64) {
                 Ok(grant) => {
@@ -202,10 +232,16 @@ impl Walk {
                 if written.is_ok() {
                     self.counts.writes += 1;
                     self.model.write(index, is_one_sided, offset, &bytes);
+                    place = Some(offset).filter(|_| !is_one_sided);
                 }
                 written
             }
-            Step::Append { len } if size + len <= SPAN => self.append(index, file, len),
+            Step::Append { len } if size + len <= SPAN => {
+                let is_request = self.sides[index].grants.is_empty();
+                let appended = self.append(index, file, len);
+                place = Some(size).filter(|_| is_request && appended.is_ok());
+                appended
+            }
             Step::Add { word, add } => {
                 let done = file.fetch_add(word as u64 * 8, add);
                 self.atomic(index, word * 8, done, |old| old.wrapping_add(add))
@@ -220,6 +256,7 @@ impl Walk {
                 let done = file.set_len(len as u64);
                 if done.is_ok() {
                     self.model.set_len(index, len);
+                    place = Some(len);
                 }
                 done
             }
@@ -235,6 +272,10 @@ impl Walk {
             },
             _ => Ok(()),
         };
+        // A request that met a death was done by the next server, which may have lost what was before it.
+        if let Some(place) = place.filter(|_| self.world.deaths() == deaths) {
+            self.counts.behind += u64::from(self.model.answered(place));
+        }
         match result {
             Ok(()) => {}
             Err(NativeError::RegionEnded) if index == KEYED => self.key_ended(),
@@ -262,7 +303,7 @@ impl Walk {
         assert!(at == size || self.world.is_new(), "an append to {size} bytes is at {at}");
         self.counts.appends += 1;
         if at <= self.model.bytes.len() {
-            self.model.write(index, is_one_sided, at, &bytes);
+            self.model.append(index, is_one_sided, at, &bytes);
             if is_in_doubt {
                 self.model.doubt(at, len);
             }
