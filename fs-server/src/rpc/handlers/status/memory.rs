@@ -7,6 +7,7 @@ use crate::server::Server;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering::Relaxed;
 
 pub(super) fn part(server: &Server) -> Value {
     let pages = server.files.pages();
@@ -100,6 +101,8 @@ fn file_regions(server: &Server) -> Value {
         "granted_pages_bound": files.grants.pages_bound,
         "onesided_atomics": counts.target_atomics,
         "onesided_appends": counts.target_appends,
+        // Before answers to requests that had put something behind such appends.
+        "syncs_for_appends": server.counters.syncs_for_appends.load(Relaxed),
         // One-sided changes that a worker had to make.
         "grant_faults": counts.grant_faults,
         "free_page_queue": files.free_page_queue,
