@@ -23,6 +23,7 @@ use futures_lite::future::{block_on, poll_once};
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::pin::pin;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 const POOL_PAGES: u64 = 96;
@@ -293,7 +294,7 @@ fn whatever_syncs_them_ends_the_wait_and_nothing_else_does() {
                 1 => block_on(write_back_all(files, disk)).expect("durable"),
                 _ => {
                     // Committed, and not flushed: a machine that goes down may lose it.
-                    block_on(write_back(files, disk, &[file.clone()], false)).expect("committed");
+                    block_on(write_back(files, disk, from_ref(file), false)).expect("committed");
                     assert!(storage.meta.crash_states() > 1);
                 }
             }
@@ -370,7 +371,7 @@ fn a_file_that_nobody_has_open_is_not_forgotten_with_them() {
 fn a_file_with_appends_that_are_not_flushed_stays_on_the_list() {
     let (storage, session) = world();
     append_by(Maker::Worker, &storage, &session, LEN);
-    block_on(write_back(&storage.files, &storage.disk, &[session.opened.file.clone()], false))
+    block_on(write_back(&storage.files, &storage.disk, from_ref(&session.opened.file), false))
         .expect("committed");
     assert!(!session.opened.file.is_clean() && storage.files.figures().dirty_files == 1);
     block_on(write_back_all(&storage.files, &storage.disk)).expect("durable");
@@ -432,7 +433,7 @@ fn turns(seed: u64, synced: &Cell<u32>, by_engine: &Cell<u32>) -> Worked {
                 let from = OLD - 200;
                 kept.push(answered(&storage, file, Asked::SetLen(from + below(file.size() + 1 - from))).1);
             }
-            8 => block_on(write_back(files, disk, &[file.clone()], false)).expect("committed"),
+            8 => block_on(write_back(files, disk, from_ref(file), false)).expect("committed"),
             _ => {
                 block_on(sync(files, disk, file)).expect("durable");
                 kept.clear();
