@@ -49,7 +49,7 @@ pub async fn fetch(
     for _ in 0..OPTIMISTIC_ROUNDS {
         pending = round.run(pending, &mut sink).await?;
         if pending.is_empty() {
-            return Ok(round.valid_len(offset, len));
+            return Ok(round.valid_len(offset, len, &mut sink));
         }
         futures_lite::future::yield_now().await;
     }
@@ -62,7 +62,7 @@ pub async fn fetch(
     round.read.locked = true;
     pending = round.run(pending, &mut sink).await?;
     assert!(pending.is_empty(), "pages moved under their locks");
-    Ok(round.valid_len(offset, len))
+    Ok(round.valid_len(offset, len, &mut sink))
 }
 
 /// Reads the pages `[first, end)` of a file into frames ahead of requests, as far as there are free frames. Pages that cannot be read or that move
@@ -80,19 +80,26 @@ struct Round<'a> {
     files: &'a Files,
     file: &'a FileRegion,
     read: PageRead<'a>,
-    /// The smallest length of the file in any round: bytes past it were cut meanwhile.
+    /// The length of the file at first, and the smallest one in any round: bytes past that were cut meanwhile.
+    size_at_first: u64,
     size: u64,
 }
 
 impl<'a> Round<'a> {
     fn new(files: &'a Files, disk: &'a dyn Disk, file: &'a FileRegion, ahead: bool) -> Self {
         let read = PageRead { pages: &files.pages, disk, ino: file.ino(), locked: false, ahead };
-        Self { files, file, read, size: file.size() }
+        let size = file.size();
+        Self { files, file, read, size_at_first: size, size }
     }
 
-    fn valid_len(&self, offset: u64, len: usize) -> u32 {
+    /// How many bytes are before the end of the file. Those behind it that a round took before the file was cut are overwritten.
+    fn valid_len(&self, offset: u64, len: usize, sink: &mut Sink<'_>) -> u32 {
+        let valid = self.size.saturating_sub(offset).min(len as u64) as usize;
+        if self.size < self.size_at_first {
+            sink.put_zeros(valid, len - valid);
+        }
         // At most MAX_TRANSFER_BYTES, so it fits.
-        self.size.saturating_sub(offset).min(len as u64) as u32
+        valid as u32
     }
 
     /// Does one round. Returns the parts whose pages moved.
