@@ -203,7 +203,7 @@ impl RemoteVolume {
     /// Asks for a held grant again.
     ///
     /// # Errors
-    /// The server's; then it has ended.
+    /// The server's. One that stood stands: the server replaces it only by another. One that did not has ended.
     pub(crate) fn renew_grant(
         &self,
         caller: &Caller,
@@ -211,7 +211,12 @@ impl RemoteVolume {
         offset: u64,
         end: u64,
     ) -> Result<(), FsError> {
-        self.ask_grant(caller, state, offset, end).inspect_err(|_| state.grants.end(offset))
+        let stood = state.grants.stands(offset, state.file().bound_key());
+        self.ask_grant(caller, state, offset, end).inspect_err(|_| {
+            if !stood {
+                state.grants.end(offset);
+            }
+        })
     }
 
     fn ask_grant(&self, caller: &Caller, state: &HandleState, offset: u64, end: u64) -> Result<(), FsError> {

@@ -140,6 +140,44 @@ fn a_full_pool_is_told_and_nothing_is_done() {
     }
 }
 
+/// What a grant has set aside is its holder's in a full pool, whatever the session knows of the file's length; and a renewal that is refused leaves it.
+#[test]
+fn what_is_set_aside_stays_for_its_holder() {
+    let server = Server::new(512);
+    let mut taker = Taker::new(&server);
+    let page = PAGE as u64;
+    for link in ["unix", "tcp"] {
+        let (session, other) = (server.connect(link), server.connect("tcp"));
+        let file = create(&session, link, &[7; 100]);
+        let theirs = other.open(link, OpenOptions::READ_WRITE).expect("opened");
+        let grant = file.grant_write(8 * page, 8 * page).expect("granted");
+        // The session does not hear of it.
+        theirs.set_len(10 * page).expect("longer");
+        taker.take_all();
+        is_full(theirs.write_at(9 * page, b"no grant"));
+        file.write_at(8 * page, &pattern(PAGE, 1)).expect("before the end");
+        // Twice its space is not there, and nobody has taken the grant away.
+        is_full(grant.renew());
+        assert!(grant.stands(), "{link}");
+        file.write_at(10 * page - 2, b"over").expect("over the end");
+        file.write_at(12 * page, b"behind").expect("behind the end");
+        assert_eq!(file.fetch_add(11 * page, 5).expect("granted"), 0);
+        assert_eq!(file.append(b"last").expect("granted"), 12 * page + 6);
+        is_full(file.write_at(2 * page, b"not granted"));
+        let mut expected = vec![0; 12 * PAGE + 10];
+        expected[..100].fill(7);
+        expected[8 * PAGE..9 * PAGE].copy_from_slice(&pattern(PAGE, 1));
+        expected[10 * PAGE - 2..][..4].copy_from_slice(b"over");
+        expected[11 * PAGE] = 5;
+        expected[12 * PAGE..].copy_from_slice(b"behindlast");
+        assert!(read(&theirs, 0, 100_000).expect("read") == expected, "{link}: other bytes");
+        grant.give_back().expect("given back");
+        taker.give(32);
+        let gone = (session, file);
+        drop(gone);
+    }
+}
+
 /// Records of two sessions until there is no space; then space is freed, and both go on.
 #[test]
 fn appenders_that_fill_the_pool_together_lose_nothing() {

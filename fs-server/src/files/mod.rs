@@ -99,13 +99,13 @@ pub use grants::{GrantFigures, GrantPages};
 pub use images::{begin_sync, sync};
 pub use load::load;
 pub use newer::{NEWER_MAX, Newer};
-pub use one_sided_faults::{FaultJob, run_fault};
+pub use one_sided_faults::{FaultJob, run_fault, write_granted};
 pub use promote::run_promotion;
 pub use reap::reap;
 pub use restore::{begin_change, restore};
 pub use seek::seek;
 pub use truncate::{restore_length, truncate};
-pub use write::{Asked, WriteAt, Writer, Written, write_for, write_within};
+pub use write::{Asked, WriteAt, Writer, Written, write_for};
 pub use write_back::{WRITE_BACK_INTERVAL, release_space, run_write_back, write_back_all};
 
 use crate::committer::Committer;

@@ -17,10 +17,11 @@
 
 use super::new_pages::{NewPages, Placement};
 use super::range_table::PieceState;
-use super::write::{changes_of, end_of};
+use super::write::{Writer, Written, changes_of, end_of};
 use super::{FileRegion, Files, KeyedFile};
 use crate::meta::NoteData;
 use crate::pages::{WordPlace, add};
+use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::status::Status;
@@ -37,8 +38,8 @@ pub(super) enum By {
 
 /// What came of a change at a place where pages may have no bytes yet.
 pub(super) enum Placed {
-    /// It was made. The file's change counter was this behind it.
-    Done(u64),
+    /// It was made. The file had these attributes behind it.
+    Done(Attr),
     /// There is no frame or no space for a page. Nothing was changed.
     Lacking,
     /// Somebody has the lock of one of these pages, or one of them is not in a frame. Nothing was changed.
@@ -161,7 +162,7 @@ impl Files {
         if !self.is_plain(file, by)? {
             return Ok(FileWrite::Faults);
         }
-        match self.place_at_once(file, filekey, offset, bytes)? {
+        match self.place_at_once(file, filekey, offset, bytes, Writer::Grant)? {
             Placed::Done(_) => Ok(FileWrite::Done),
             Placed::Lacking | Placed::Waits(_) => Ok(FileWrite::Faults),
         }
@@ -214,7 +215,7 @@ impl Files {
         // The word is a hole's.
         let new = operation.apply(0);
         if new != 0 {
-            let placed = self.place_at_once(file, filekey, offset, &new.to_le_bytes())?;
+            let placed = self.place_at_once(file, filekey, offset, &new.to_le_bytes(), Writer::Grant)?;
             if !matches!(placed, Placed::Done(_)) {
                 return Ok(FileValue::Faults);
             }
@@ -247,7 +248,8 @@ impl Files {
         if !self.is_plain(file, by)? || !file.state().tail_is_zero {
             return Ok(FileValue::Faults);
         }
-        if !matches!(self.place_at_once(file, filekey, offset, bytes)?, Placed::Done(_)) {
+        let placed = self.place_at_once(file, filekey, offset, bytes, Writer::Grant)?;
+        if !matches!(placed, Placed::Done(_)) {
             return Ok(FileValue::Faults);
         }
         add(&self.pages.counters.target_appends, 1);
@@ -262,6 +264,7 @@ impl Files {
         filekey: FileKey,
         offset: u64,
         bytes: &[u8],
+        writer: Writer<'_>,
     ) -> Result<Placed, Status> {
         // Looked at before the lock was had.
         file.usable()?;
@@ -271,21 +274,25 @@ impl Files {
             return Ok(Placed::Waits(placed.changes.iter().map(|change| change.pool).collect()));
         };
         add(&self.pages.counters.queue_pages, pages.used(pins));
-        self.map_one_sided(file, offset + bytes.len() as u64, &placed).map(Placed::Done)
+        self.map_placed(file, (offset, bytes.len()), &placed, writer).map(Placed::Done)
     }
 
-    /// Maps the pages of a change that ends at `end`, and makes the file longer if that is behind its end. Returns the file's change counter.
-    pub(super) fn map_one_sided(
+    /// Maps the pages of a change of so many bytes, and makes the file longer if it ends behind its end.
+    pub(super) fn map_placed(
         &self,
         file: &Arc<FileRegion>,
-        end: u64,
+        (offset, len): (u64, usize),
         placed: &Placement,
-    ) -> Result<u64, Status> {
+        writer: Writer<'_>,
+    ) -> Result<Attr, Status> {
+        let end = offset + len as u64;
         let noted = {
             let mut state = file.state_mut();
             if end > state.size {
-                let start = state.size;
-                state.unsynced_appends.note(start, end);
+                if matches!(writer, Writer::Grant) {
+                    let start = state.size;
+                    state.unsynced_appends.note(start, end);
+                }
                 state.size = end;
             }
             placed.new.iter().for_each(|piece| state.table.insert(*piece));
@@ -301,7 +308,16 @@ impl Files {
             state.uncommitted = true;
             let (size, allocated_pages) = (Some(state.size), Some(state.table.allocated_pages()));
             let noted = self.note_changed(file, NoteData { size, allocated_pages, ..NoteData::default() });
-            noted.inspect(|attr| state.note_contents(attr.change)).map(|attr| attr.change)
+            noted.inspect(|attr| {
+                state.note_contents(attr.change);
+                if let Writer::Request(Some((request, answer))) = writer {
+                    state.note_done(
+                        request,
+                        answer(&Written { offset, len: len as u32, attr: *attr }),
+                        attr.change,
+                    );
+                }
+            })
         };
         // After the change: a write-back that takes the file off the list sees the change.
         self.list_dirty(file);

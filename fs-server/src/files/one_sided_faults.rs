@@ -16,8 +16,8 @@ use super::fetch::bring;
 use super::grant_write::bring_all;
 use super::one_sided::{By, Placed, refusal, word_at};
 use super::restore::begin_change;
-use super::write::{WriteAt, Writer, end_of, write_within, zero_tail};
-use super::{Changed, Files, KeyedFile};
+use super::write::{WriteAt, Writer, Written, end_of, write_within, zero_tail};
+use super::{Changed, FileRegion, Files, KeyedFile};
 use crate::meta::NoteData;
 use crate::pages::{Source, add};
 use crate::pool::disk::Disk;
@@ -26,6 +26,7 @@ use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::status::Status;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
@@ -164,8 +165,10 @@ pub(super) async fn change(
         WriteAt::Offset(_) => files.check_overwrite(&keyed, filekey, start, end),
         WriteAt::End => files.check_append(&keyed, filekey, start, end),
     };
-    let (offset, change) = write_granted(files, disk, (&keyed, filekey), at, &bytes, &may).await?;
-    changing.done(change, offset..offset + bytes.len() as u64);
+    let source = Source::Bytes(&bytes);
+    let Written { offset, attr, .. } =
+        write_granted(files, disk, (file, filekey), at, source, Writer::Grant, &may).await?;
+    changing.done(attr.change, offset..offset + bytes.len() as u64);
     match at {
         WriteAt::Offset(_) => Ok(0),
         WriteAt::End => {
@@ -175,22 +178,24 @@ pub(super) async fn change(
     }
 }
 
-/// Writes as a request does; in a full pool, into the pages that the filekey's grants have set aside. `may` is asked as by `write_within`. Returns the
-/// offset, and the change counter.
-async fn write_granted(
+/// Writes as `write_within` does; in a full pool, into the pages that the filekey's grants have set aside, if it has any.
+///
+/// # Errors
+/// As `write_within`.
+pub async fn write_granted(
     files: &Files,
     disk: &dyn Disk,
-    (keyed, filekey): (&KeyedFile, FileKey),
+    (file, filekey): (&Arc<FileRegion>, FileKey),
     at: WriteAt,
-    bytes: &[u8],
+    source: Source<'_>,
+    writer: Writer<'_>,
     may: &dyn Fn(u64, u64) -> Result<(), Status>,
-) -> Result<(u64, u64), Status> {
-    let file = &keyed.file;
-    match write_within(files, disk, file, at, Source::Bytes(bytes), Writer::Grant, may).await {
-        Ok(written) => return Ok((written.offset, written.attr.change)),
-        Err(Status::NoSpace) => {}
-        Err(status) => return Err(status),
+) -> Result<Written, Status> {
+    match write_within(files, disk, file, at, source, writer, may).await {
+        Err(Status::NoSpace) if file.grants.lock().has(filekey) => {}
+        result => return result,
     }
+    let bytes = source.to_vec();
     for _ in 0..BRING_ROUNDS {
         let alone = file.order.write().await;
         let offset = match at {
@@ -202,8 +207,8 @@ async fn write_granted(
         if end > file.size() {
             zero_tail(files, disk, file).await?;
         }
-        match files.place_at_once(file, filekey, offset, bytes)? {
-            Placed::Done(change) => return Ok((offset, change)),
+        match files.place_at_once(file, filekey, offset, &bytes, writer)? {
+            Placed::Done(attr) => return Ok(Written { offset, len: bytes.len() as u32, attr }),
             Placed::Lacking => return Err(Status::NoSpace),
             Placed::Waits(pages) => drop(files.pages.locks.lock_many(pages).await),
         }
@@ -277,9 +282,10 @@ async fn write_into_hole(
         is_there.set(word_at(file, offset).is_some());
         if is_there.get() { Err(Status::Busy) } else { Ok(()) }
     };
-    let at = WriteAt::Offset(offset);
-    match write_granted(files, disk, (keyed, filekey), at, &word.to_le_bytes(), &may).await {
-        Ok((_, change)) => Ok(Some(change)),
+    let (at, bytes) = (WriteAt::Offset(offset), word.to_le_bytes());
+    let source = Source::Bytes(&bytes);
+    match write_granted(files, disk, (file, filekey), at, source, Writer::Grant, &may).await {
+        Ok(written) => Ok(Some(written.attr.change)),
         Err(_) if is_there.get() => Ok(None),
         Err(status) => Err(status),
     }

@@ -95,7 +95,7 @@ pub async fn write_for(
 ///
 /// # Errors
 /// As `write_for`, and those of `may`, with nothing changed.
-pub async fn write_within(
+pub(super) async fn write_within(
     files: &Files,
     disk: &dyn Disk,
     file: &Arc<FileRegion>,

@@ -41,6 +41,18 @@ impl Source<'_> {
         self.len() == 0
     }
 
+    /// A copy of the bytes.
+    pub(crate) fn to_vec(self) -> Vec<u8> {
+        match self {
+            Self::Bytes(bytes) => bytes.to_vec(),
+            Self::Memory { memory, offset, len } => {
+                let mut bytes = vec![0; len];
+                memory.read(offset, &mut bytes);
+                bytes
+            }
+        }
+    }
+
     /// Copies into shared memory.
     pub(crate) fn copy_to_memory(&self, at: usize, len: usize, to: &SharedMemory, to_offset: usize) {
         match self {

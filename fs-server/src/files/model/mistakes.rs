@@ -5,7 +5,7 @@ use crate::files::detach::detach;
 use crate::files::new_pages::NewPages;
 use crate::files::one_sided::Placed;
 use crate::files::range_table::{MAX_FILE_PAGES, Piece};
-use crate::files::write::changes_of;
+use crate::files::write::{Writer, changes_of};
 use crate::files::{FileRegion, Files};
 use crate::meta::{DataCommit, RangeUpdate};
 use crate::pages::PageOwner;
@@ -49,7 +49,9 @@ impl Site {
     pub fn append_out_of_order(&self) {
         let (files, file, _) = self.all();
         let offset = file.size();
-        if let Ok(Placed::Done(_)) = files.place_at_once(file, self.sessions[0].1, offset, &[0x44; RECORD]) {
+        if let Ok(Placed::Done(_)) =
+            files.place_at_once(file, self.sessions[0].1, offset, &[0x44; RECORD], Writer::Grant)
+        {
             self.note_appended(Ok(offset), 0x44);
         }
     }
@@ -108,7 +110,7 @@ impl Site {
         let changed = files.pages.change_at_once(&Unlisted(file), &placed.changes, &bytes, pages.frames());
         let Some(pins) = changed else { return };
         pages.used(pins);
-        let mapped = files.map_one_sided(file, offset + RECORD as u64, &placed);
+        let mapped = files.map_placed(file, (offset, RECORD), &placed, Writer::Grant);
         self.must(mapped.is_ok(), || "it is not mapped".into());
         placed.changes.iter().for_each(|change| file.list_page(change.file_page, change.pool));
         files.list_dirty(file);

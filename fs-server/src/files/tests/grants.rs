@@ -7,8 +7,8 @@ use crate::files::free_pages::fill_free_pages;
 use crate::files::grants::GrantPages;
 use crate::files::one_sided_faults::OneSided;
 use crate::files::{
-    FileRegion, Grantee, OpenedRegion, WriteAt, grant_write, return_grant, run_fault, sync, truncate,
-    write_back_all,
+    FileRegion, Grantee, OpenedRegion, WriteAt, Writer, grant_write, return_grant, run_fault, sync, truncate,
+    write_back_all, write_granted,
 };
 use crate::meta::Caller;
 use crate::pages::Source;
@@ -566,6 +566,46 @@ fn in_a_full_pool_a_worker_takes_what_is_set_aside() {
         [vec![7; 2 * PAGE_SIZE], vec![0; 2 * PAGE_SIZE], vec![8; PAGE_SIZE - 1], vec![9]].concat();
     expected[2 * PAGE_SIZE - 4..][..6].copy_from_slice(b"across");
     expected[3 * PAGE_SIZE] = 5;
+    assert_eq!(storage.read(file, 0, 6 * PAGE_SIZE).expect("reads"), expected);
+    block_on(write_back_all(files, &storage.disk)).expect("durable");
+    assert_eq!(storage.read(file, 0, 6 * PAGE_SIZE).expect("reads"), expected);
+    storage.check();
+}
+
+/// So it is for requests of the filekey, wherever in the range they write: a client may not know how long the file is.
+#[test]
+fn in_a_full_pool_requests_of_the_holder_take_what_is_set_aside() {
+    let storage = Storage::new(POOL_PAGES, FRAMES);
+    storage.meta.create(inode(INO));
+    let (session, page) = (Session::open(&storage, OWNERS[0]), PAGE_SIZE_U64);
+    let (files, file) = (&storage.files, &session.opened.file);
+    grant(&storage, &session, page, 4 * page).expect("granted");
+    storage.meta.create(inode(2));
+    let (other, reserve) = (storage.file(2), Allocate::Reserve { keep_size: true });
+    let all = files.space_figures().free * page;
+    block_on(allocate_range(files, &storage.disk, &other, 0, all, reserve)).expect("reserved");
+    let write = |filekey, at, bytes: &[u8]| {
+        let (asked, anywhere) = (Writer::Request(None), |_: u64, _: u64| Ok(()));
+        let by = (file, filekey);
+        block_on(write_granted(files, &storage.disk, by, at, Source::Bytes(bytes), asked, &anywhere))
+            .map(|written| written.offset)
+    };
+    let key = session.opened.filekey;
+    assert_eq!(write(key, WriteAt::Offset(2 * page - 2), b"over"), Ok(2 * page - 2), "behind the end");
+    assert_eq!(write(key, WriteAt::End, &[3; PAGE_SIZE]), Ok(2 * page + 2));
+    assert_eq!(write(key, WriteAt::Offset(page), b"hole"), Ok(page), "before it");
+    storage.check();
+    let before = storage.meta.attr(inode(INO)).expect("attr");
+    let others = Session::open(&storage, OWNERS[1]).opened.filekey;
+    for (filekey, at) in [(key, 0), (key, 5 * page - 1), (key, 5 * page), (others, 4 * page)] {
+        assert_eq!(write(filekey, WriteAt::Offset(at), b"no"), Err(Status::NoSpace), "at {at}");
+    }
+    assert_eq!(storage.meta.attr(inode(INO)), Ok(before), "nothing was changed");
+    assert!(!file.state().unsynced_appends.are_before(u64::MAX), "their clients have copies");
+    let mut expected = vec![0; 3 * PAGE_SIZE + 2];
+    expected[PAGE_SIZE..][..4].copy_from_slice(b"hole");
+    expected[2 * PAGE_SIZE - 2..][..4].copy_from_slice(b"over");
+    expected[2 * PAGE_SIZE + 2..].fill(3);
     assert_eq!(storage.read(file, 0, 6 * PAGE_SIZE).expect("reads"), expected);
     block_on(write_back_all(files, &storage.disk)).expect("durable");
     assert_eq!(storage.read(file, 0, 6 * PAGE_SIZE).expect("reads"), expected);

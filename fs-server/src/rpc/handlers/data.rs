@@ -196,7 +196,9 @@ pub(super) async fn write(
         if keyed.holds(start, end) { Ok(()) } else { Err(Status::Denied) }
     };
     let writer = files::Writer::Request(asked);
-    let written = files::write_within(&server.files, disk, &file, at, source, writer, &may).await?;
+    // In a full pool a grant's pages are there for its holder's requests, too.
+    let granted = (&file, filekey);
+    let written = files::write_granted(&server.files, disk, granted, at, source, writer, &may).await?;
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
     // While others sync, the disk is busy, and a sync that is asked for after theirs is shared by many.
