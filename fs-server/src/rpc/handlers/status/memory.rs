@@ -94,7 +94,7 @@ fn file_regions(server: &Server) -> Value {
     let files = server.files.figures();
     let counts = server.files.pages().figures().counts;
     json!({
-        "bound": files.bound_regions,
+        "bindings": files.bound_regions,
         "opened": files.opened_regions,
         "write_grants": files.grants.grants,
         "granted_pages": files.grants.pages,
