@@ -109,8 +109,11 @@ let_in() {
     umount -l "$SEVENS/mnt" 2>/dev/null
     [[ $said != *"does not exist there"* ]]
 }
-# Everybody who may connect can ask for the status, which also tells that the directory is missing.
-told_that_it_is_there() { [[ $(by_seven status "unix://$WORK/unix.sock" --json | jq '.exports[0].is_there') == "$1" ]]; }
+# Root's status tells that the directory is missing. Who has a directory only is not told the rules.
+told_that_it_is_there() {
+    [[ $(cuttlefs status "unix://$WORK/unix.sock" --json | jq '.exports.rules[0].is_there') == "$1" ]] &&
+        [[ $(by_seven status "unix://$WORK/unix.sock" --json | jq -c .exports) == '{"count":2,"rules":null}' ]]
+}
 export_made_later() {
     refused "does not exist there" mount_by_seven && told_that_it_is_there false && mkdir -m 755 "$MNT/later" &&
         told_that_it_is_there true && let_in && rmdir "$MNT/later" && refused "does not exist there" mount_by_seven

@@ -10,10 +10,13 @@ use serde_json::Value;
 
 /// The width of the first column.
 const LABEL_LEN: usize = 12;
+/// The end of a line, and the first column of the next one of the same figure.
+const CONTINUED: &str = "\n            ";
 /// What stands between the parts of a message: what is the matter, and what to do.
 pub(super) const PARTS: &str = "; ";
-/// The most clients that are named.
+/// The most clients that are named, and the most rules of the export.
 const NAMED_CLIENTS: usize = 8;
+const NAMED_RULES: usize = 8;
 /// A pool is nearly full if less than one part of this many is free.
 const FREE_SHARE: u64 = 10;
 
@@ -30,6 +33,7 @@ pub(super) fn summary(status: &Value) -> String {
         ("space", space(status)),
         ("memory", memory(status)),
         ("clients", clients(status)),
+        ("exports", exports(status)),
         ("recovery", recovery(status)),
         ("mount", mount(status)),
         ("its RNIC", status.pointer("/mount/hardware").and_then(hardware)),
@@ -40,7 +44,7 @@ pub(super) fn summary(status: &Value) -> String {
     let more = problems.iter().skip(1).map(|problem| ("", problem.as_str()));
     let lines = lines.iter().filter_map(|(label, line)| Some((*label, line.as_deref()?)));
     let all = lines.chain([("problems", first)]).chain(more);
-    all.map(|(label, line)| format!("{label:LABEL_LEN$}{line}\n")).collect()
+    all.map(|(label, line)| format!("{label:LABEL_LEN$}{}\n", line.replace('\n', CONTINUED))).collect()
 }
 
 fn number(status: &Value, pointer: &str) -> Option<u64> {
@@ -170,6 +174,36 @@ fn clients(status: &Value) -> Option<String> {
         number(status, "/sessions/count")?,
         number(status, "/sessions/bound")?
     ))
+}
+
+/// The rules of the export, a line each, or how many there are for who may not know them.
+fn exports(status: &Value) -> Option<String> {
+    let count = number(status, "/exports/count")?;
+    let Some(rules) = status.pointer("/exports/rules").and_then(Value::as_array) else {
+        return Some(format!("{count} (shown to who may have the whole pool as root)"));
+    };
+    let more = rules.len().saturating_sub(NAMED_RULES);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    let lines = rules.iter().take(NAMED_RULES).filter_map(export).chain(more);
+    Some(lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// One rule, in the words of cuttlefs.toml.
+fn export(rule: &Value) -> Option<String> {
+    let peers: Vec<_> = rule.get("for")?.as_array()?.iter().filter_map(Value::as_str).collect();
+    let mut line = format!("{} for {}", text(rule, "/path")?, peers.join(" "));
+    if is(rule, "/read_only") {
+        line += ", read_only";
+    }
+    for squash in ["root_squash", "all_squash"] {
+        if let Some(account) = rule.get(squash).and_then(Value::as_str) {
+            line += &format!(", {squash} {account}");
+        }
+    }
+    if let Some(speaks) = rule.get("speaks_for_others").and_then(Value::as_bool) {
+        line += &format!(", speaks_for_others {speaks}");
+    }
+    Some(line)
 }
 
 fn recovery(status: &Value) -> Option<String> {
@@ -337,7 +371,7 @@ fn problems(status: &Value) -> Vec<String> {
             "most of the memory waits to be written back: the disk is slower than the writers".to_owned(),
         );
     }
-    let exports = status.pointer("/exports").and_then(Value::as_array).into_iter().flatten();
+    let exports = status.pointer("/exports/rules").and_then(Value::as_array).into_iter().flatten();
     for export in exports.filter(|export| export.get("is_there").and_then(Value::as_bool) == Some(false)) {
         let path = text(export, "/path").unwrap_or("?");
         problems.push(format!("the exported directory {path} does not exist, and whom it is for is refused"));
@@ -367,7 +401,12 @@ mod tests {
             "files": {"inodes": 3}, "frames": {"bytes": 8192, "bound": 2, "used": 1, "dirty": 0},
             "sessions": {"count": 2, "bound": 9, "listed": [{"label": "a:/mnt"}, {"label": "status"}]},
             "recovery": {"awaited_clients": 0, "data_waits": false, "locks_wait": false},
-            "exports": [{"path": "/", "is_there": true}], "pages": {"rotten": 0}, "connections": {"refused": 0},
+            "exports": {"count": 2, "rules": [
+                {"for": ["key:a", "uid:7"], "path": "/b", "is_there": true, "read_only": true, "root_squash": "1:2", "all_squash": null,
+                 "speaks_for_others": false},
+                {"for": ["*"], "path": "/", "is_there": true, "read_only": false, "root_squash": null, "all_squash": "3:4", "speaks_for_others": null},
+            ]},
+            "pages": {"rotten": 0}, "connections": {"refused": 0},
             "scrub": {"last": null}, "rpc": {"lookup": 5},
             "metadata": {"room_bytes": 200, "reserve_bytes": 100},
             "mount": {"mountpoint": "/mnt", "pid": 8, "unsynced_bytes": 0, "unsynced_files": 0},
@@ -382,6 +421,8 @@ durable RPC S-RFlush, synced before the answer
 space       2M of 4M free, 3 files and directories
 memory      4K of 8K used, 0 of it not written back
 clients     2 of 9 at most: a:/mnt status
+exports     /b for key:a uid:7, read_only, root_squash 1:2, speaks_for_others false
+            / for *, all_squash 3:4
 recovery    done
 mount       /mnt, process 8
 unsynced    nothing
@@ -389,6 +430,14 @@ problems    none known
 ";
         assert_eq!(summary(&status), expected);
         assert_eq!(summary(&json!({})), "problems    none known\n");
+        let hidden = summary(&json!({"exports": {"count": 3, "rules": null}}));
+        assert!(
+            hidden.starts_with("exports     3 (shown to who may have the whole pool as root)\n"),
+            "{hidden}"
+        );
+        let rule = json!({"for": ["*"], "path": "/"});
+        let many = summary(&json!({"exports": {"count": 10, "rules": vec![rule; 10]}}));
+        assert!(many.contains("/ for *\n            and 2 more\n"), "{many}");
         let recovery = |clients: u64, data: bool| {
             summary(
                 &json!({"recovery": {"awaited_clients": clients, "data_waits": data, "locks_wait": true}}),
@@ -463,7 +512,7 @@ problems    none known
             (json!({"pool": {"free_pages": 9, "pages": 100}}), "nearly full"),
             (json!({"metadata": {"room_bytes": 199, "reserve_bytes": 100}}), "meta/ is nearly full"),
             (json!({"frames": {"dirty": 6, "bound": 10}}), "slower than the writers"),
-            (json!({"exports": [{"path": "/later", "is_there": false}]}), "/later"),
+            (json!({"exports": {"rules": [{"path": "/later", "is_there": false}]}}), "/later"),
         ] {
             let said = summary(&status);
             assert!(said.contains(words) && !said.contains("none known"), "{status}: {said}");

@@ -21,6 +21,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SystemRandom;
 use cuttlefs_server::rights::{Account, ExportRule, PeerPattern};
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,17 @@ impl RawPeer {
 
     /// Connects and attaches with this secret to a subtree of the export.
     pub fn attach_below(endpoint: &Endpoint, secret: SessionSecret, subtree: &[u8]) -> Result<Self, Status> {
+        let mut peer = Self::connect(endpoint);
+        let attach = Request::Attach { secret, label: "hostile", subtree };
+        peer.root = peer.call(&attach, |reply| match reply {
+            Reply::Attached(attached) => attached.root,
+            other => panic!("{other:?}"),
+        })?;
+        Ok(peer)
+    }
+
+    /// Connects, without a session.
+    pub fn connect(endpoint: &Endpoint) -> Self {
         let device = SoftDevice::new(SoftOptions::default());
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16).expect("a queue");
@@ -61,13 +73,7 @@ impl RawPeer {
         let qp = QpConfig::new(&cq, 4, 4);
         let options = ConnectOptions { qp, receives: vec![receive(&*region)], timeout: PATIENCE };
         let qp = pd.connect(endpoint, options).expect("connected").qp;
-        let mut peer = Self { _device: device, cq, qp, region, seq: 0, root: InodeNo(0), said: (0, 0) };
-        let attach = Request::Attach { secret, label: "hostile", subtree };
-        peer.root = peer.call(&attach, |reply| match reply {
-            Reply::Attached(attached) => attached.root,
-            other => panic!("{other:?}"),
-        })?;
-        Ok(peer)
+        Self { _device: device, cq, qp, region, seq: 0, root: InodeNo(0), said: (0, 0) }
     }
 
     pub fn call<T>(&mut self, request: &Request<'_>, take: impl FnOnce(Reply<'_>) -> T) -> Result<T, Status> {
@@ -429,4 +435,42 @@ fn rules_say_who_may_what() {
     let rights = Rights { read: true, write: false };
     let read = Request::Open { ino: before.ino, rights, truncate: false, by: OpenBy::Name { told: 0 } };
     assert_eq!(squashed.call(&read, |_| ()), Err(Status::Denied), "the stranger's");
+}
+
+/// What a peer's status says of the rules: how many there are, and their paths.
+fn rules_shown(person: &Person, endpoint: &Endpoint) -> (u64, Option<Vec<String>>) {
+    let status: Value = person.does(|| {
+        let mut peer = RawPeer::connect(endpoint);
+        let parsed = |reply: Reply<'_>| match reply {
+            Reply::Status(text) => serde_json::from_str(text).expect("JSON"),
+            other => panic!("{other:?}"),
+        };
+        peer.call(&Request::Status, parsed).expect("everybody may ask")
+    });
+    let path = |rule: &Value| rule["path"].as_str().expect("a path").to_owned();
+    let paths = status["exports"]["rules"].as_array().map(|rules| rules.iter().map(path).collect());
+    assert_eq!(paths.is_some(), status.to_string().contains("acme"), "{status}");
+    (status["exports"]["count"].as_u64().expect("a count"), paths)
+}
+
+/// An attack: who has a directory only, or no rule at all, asks for the names of others' directories.
+#[test]
+fn the_status_tells_the_rules_to_who_may_have_the_whole_pool_as_root() {
+    if !is_root() {
+        return;
+    }
+    let user = |who: people::Credentials| vec![PeerPattern::User(who.uid)];
+    let secret = vec![b"acme".to_vec()];
+    let ground = Ground::new(vec![
+        ExportRule { peers: user(people::ROOT), ..ExportRule::default() },
+        ExportRule { peers: user(people::STRANGER), path: secret, ..ExportRule::default() },
+        ExportRule { peers: user(people::MEMBER), speaks_for_others: Some(true), ..ExportRule::default() },
+    ]);
+    let endpoint = ground.site.endpoint();
+    let shown = |who| rules_shown(&Person::new(who), &endpoint);
+    let all = Some(vec!["/".to_owned(), "/acme".to_owned(), "/".to_owned()]);
+    assert_eq!(shown(people::ROOT), (3, all.clone()));
+    assert_eq!(shown(people::MEMBER), (3, all));
+    assert_eq!(shown(people::STRANGER), (3, None));
+    assert_eq!(shown(people::FELLOW), (3, None), "no rule is for it");
 }

@@ -24,7 +24,7 @@ use crate::export;
 use crate::meta::{HashKey, Meta, RequestId};
 use crate::veil::Veil;
 use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
+use cuttlefs_common::rdma::{LocalPeer, PeerIdentity, PeerKey};
 use cuttlefs_common::rpc::RequestHeader;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -148,6 +148,23 @@ impl Exports {
         self.rules.iter().map(|rule| (rule, path_of(rule), root_of(rule, meta).is_ok()))
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether a peer may know the rules, whose paths and names are nobody else's business: root and the server's own user can read them in
+    /// cuttlefs.toml, and who may have the whole pool as root can read every name in it.
+    pub fn are_shown_to(&self, peer: &PeerIdentity) -> bool {
+        let is_local = matches!(peer, PeerIdentity::Local(_));
+        let is_as_root = |rule: &ExportRule| {
+            let is_squashed = rule.root_squash.is_some() || rule.all_squash.is_some();
+            rule.path.is_empty() && !is_squashed && rule.speaks_for_others.unwrap_or(!is_local)
+        };
+        let rule = || self.rules.iter().find(|rule| rule.is_for(peer));
+        PeerKey::from(peer).is_administrator(self.own_uid) || rule().is_some_and(is_as_root)
+    }
+
     /// The grant of a peer's session. The reason of a refusal is in the server's messages.
     ///
     /// # Errors
@@ -207,6 +224,7 @@ impl Exports {
 mod tests {
     use super::*;
     use crate::meta::{Caller, Format, MemoryStore, Operation};
+    use crate::rights::PeerPattern;
     use cuttlefs_common::rpc::NewNode;
     use cuttlefs_common::world::ManualClock;
 
@@ -223,15 +241,68 @@ mod tests {
         run(meta, &make).expect("made")
     }
 
-    #[test]
-    fn an_export_lives_while_its_directory_is_there() {
+    fn empty_meta() -> Meta {
         let (store, clock) = (Arc::new(MemoryStore::new()), Arc::new(ManualClock::default()));
         let format = Format { uuid: [7; 16], hash_key: HashKey([1; 16]), root: CALLER, root_mode: 0o755 };
         Meta::format(&*store, &*clock, &format).expect("formats");
-        let meta = Meta::open(store, clock).expect("opens");
+        Meta::open(store, clock).expect("opens")
+    }
+
+    #[test]
+    fn only_who_may_have_the_whole_pool_as_root_is_shown_the_rules() {
+        let squash = Some(Account { uid: 9, gid: 9 });
+        let rule = |uid| ExportRule {
+            peers: vec![PeerPattern::User(uid)],
+            speaks_for_others: Some(true),
+            ..ExportRule::default()
+        };
+        let rules = vec![
+            rule(1_000_001),
+            ExportRule { path: vec![b"a".to_vec()], ..rule(1_000_002) },
+            ExportRule { root_squash: squash, ..rule(1_000_003) },
+            ExportRule { all_squash: squash, ..rule(1_000_004) },
+            ExportRule { speaks_for_others: None, ..rule(1_000_005) },
+            ExportRule { root_squash: squash, ..rule(0) },
+            ExportRule { peers: vec![PeerPattern::Key("all".into())], ..ExportRule::default() },
+            ExportRule {
+                peers: vec![PeerPattern::Key("part".into())],
+                path: vec![b"a".to_vec()],
+                ..ExportRule::default()
+            },
+        ];
+        let mut exports = Exports::new(rules, &empty_meta(), Accounts::default());
+        exports.own_uid = 1_000_007;
+        let user = |uid| PeerIdentity::Local(LocalPeer { uid, ..LocalPeer::root() });
+        let key = |name: &str| PeerIdentity::Key {
+            name: name.into(),
+            address: "1.2.3.4:5".parse().expect("an address"),
+        };
+        let stranger = PeerIdentity::Remote("1.2.3.4:5".parse().expect("an address"));
+        for (peer, may) in [
+            (user(1_000_001), true),
+            (user(1_000_002), false),
+            (user(1_000_003), false),
+            (user(1_000_004), false),
+            (user(1_000_005), false),
+            // No rule is for it.
+            (user(1_000_006), false),
+            // They can read cuttlefs.toml, whatever it says of them.
+            (user(1_000_007), true),
+            (user(0), true),
+            (key("all"), true),
+            (key("part"), false),
+            (stranger, false),
+        ] {
+            assert_eq!(exports.are_shown_to(&peer), may, "{peer}");
+        }
+    }
+
+    #[test]
+    fn an_export_lives_while_its_directory_is_there() {
+        let meta = empty_meta();
         let user = |uid| PeerIdentity::Local(LocalPeer { uid, ..LocalPeer::root() });
         let missing = ExportRule {
-            peers: vec![super::super::rules::PeerPattern::User(7)],
+            peers: vec![PeerPattern::User(7)],
             path: vec![b"a".to_vec(), b"b".to_vec()],
             ..ExportRule::default()
         };

@@ -70,7 +70,7 @@ async fn answer(
         Request::Attach { secret, label, subtree } => {
             handlers::attach(context, connection, header, secret, label, subtree)
         }
-        Request::Status => handlers::status(context),
+        Request::Status => handlers::status(context, connection),
         _ => {
             let Some(session) = connection.session().cloned() else {
                 return Message::new(header, Err(Status::SessionExpired)).send(connection).await;

@@ -5,11 +5,13 @@ use crate::rights::{Account, ExportRule};
 use crate::rnics::{Rnic, RnicIndex};
 use crate::server::Server;
 use crate::session::GATHER;
+use cuttlefs_common::rdma::{Endpoint, PeerIdentity};
 use cuttlefs_common::rpc::PROTOCOL_VERSION;
 use cuttlefs_common::rpc::durable::Kind;
 use serde_json::{Value, json};
 
-pub(super) fn part(server: &Server) -> Value {
+/// For this peer.
+pub(super) fn part(server: &Server, peer: &PeerIdentity) -> Value {
     let about = &server.about;
     let durability = if about.durable_answers { Durability::Ack } else { Durability::Fsync };
     json!({
@@ -20,7 +22,7 @@ pub(super) fn part(server: &Server) -> Value {
         "uptime_seconds": server.clock.monotonic().as_secs(),
         "links": about.endpoints.lock().iter().map(|(_, link)| link.to_string()).collect::<Vec<_>>(),
         "rnics": rnics(server),
-        "exports": server.admission.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
+        "exports": exports(server, peer),
         "durability": durability.to_string(),
         // Whether every client may read the frames, and with them every file.
         "trust_clients": about.trust_clients,
@@ -39,6 +41,13 @@ pub(super) fn part(server: &Server) -> Value {
     })
 }
 
+/// The rules of the export; `null` for who may not know them.
+fn exports(server: &Server, peer: &PeerIdentity) -> Value {
+    let exports = &server.admission.exports;
+    let rules = || exports.rules(&server.meta).map(export).collect::<Vec<_>>();
+    json!({ "count": exports.count(), "rules": exports.are_shown_to(peer).then(rules) })
+}
+
 fn export((rule, path, is_there): (&ExportRule, String, bool)) -> Value {
     let squash = |account: Option<Account>| account.map(|account| account.to_string());
     json!({
@@ -48,6 +57,8 @@ fn export((rule, path, is_there): (&ExportRule, String, bool)) -> Value {
         "read_only": rule.read_only,
         "root_squash": squash(rule.root_squash),
         "all_squash": squash(rule.all_squash),
+        // `null`: by the link.
+        "speaks_for_others": rule.speaks_for_others,
     })
 }
 
@@ -55,12 +66,15 @@ fn export((rule, path, is_there): (&ExportRule, String, bool)) -> Value {
 fn rnics(server: &Server) -> Vec<Value> {
     let links = server.about.endpoints.lock();
     let rnic = |(place, rnic): (usize, &Rnic)| {
-        let own = links.iter().filter(|(index, _)| *index == RnicIndex(place));
+        let own: Vec<_> = links.iter().filter(|(index, _)| *index == RnicIndex(place)).collect();
+        let has_network =
+            own.iter().any(|(_, link)| matches!(link, Endpoint::Tcp { .. } | Endpoint::Rdma { .. }));
         let abilities = rnic.device.capabilities();
         json!({
             "device": rnic.device.name(),
-            "links": own.map(|(_, link)| link.to_string()).collect::<Vec<_>>(),
-            "network_security": rnic.device.network_security(),
+            "links": own.iter().map(|(_, link)| link.to_string()).collect::<Vec<_>>(),
+            // `null`: it listens on no network.
+            "network_security": has_network.then(|| rnic.device.network_security()),
             // The memory placement that it promises (IBTA memory placement extensions).
             "flush": abilities.flush.label(),
             "atomic_write": abilities.atomic_write,

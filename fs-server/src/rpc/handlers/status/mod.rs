@@ -10,6 +10,7 @@ mod requests;
 mod storage;
 
 use super::{Body, body};
+use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
 use crate::server::Server;
 use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, Reply};
@@ -17,11 +18,11 @@ use cuttlefs_common::status::Status;
 use serde_json::{Map, Value, json};
 use std::rc::Rc;
 
-/// Figures as of about now.
-pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
+/// Figures as of about now, as the peer of a connection may know them.
+pub(crate) fn status(context: &Rc<WorkerContext>, connection: &Connection) -> Result<Body, Status> {
     let server: &Server = &context.server;
     let parts = [
-        about::part(server),
+        about::part(server, &connection.qp().peer()),
         peers::part(server),
         storage::part(server),
         memory::part(server),
