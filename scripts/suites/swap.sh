@@ -43,6 +43,18 @@ check "quicksort of numbers beyond the limit" same 3M python3 "$JOB" quicksort
 check "threads, forks and mappings" same 4M python3 "$JOB" forks
 seq 30000 | awk '{print ($1 * 7919) % 1000003, "some text behind it", $1}' >"$WORK/lines"
 check "sort(1), with threads" same 1M sort --parallel=2 -S 64M "$WORK/lines"
+# A program makes the socket of its command's own node open to all, and another user tries to join: the node itself turns that one away.
+# shellcheck disable=SC2016
+readonly BY_SEVEN='
+    socket=${CUTTLEFS_SWAP##* }
+    socket=${socket%.swap}.memory
+    [[ $(stat -c %a "$socket") == 600 ]] && chmod 666 "$socket" || exit 1
+    exec env -u LD_PRELOAD -u CUTTLEFS_SWAP setpriv --reuid=7 --regid=7 --clear-groups "$0" swap --memory "unix://$socket" --size 4M true'
+others_turned_away() {
+    swap --limit 1M --size 4M bash -c "$BY_SEVEN" "$CUTTLEFS_BIN/cuttlefs" 2>&1 | tee "$WORK/joined"
+    grep -q "for another user's programs only" "$WORK/joined"
+}
+check "another user does not get into a command's own node" others_turned_away
 check "a shell, pipes and its exit code" bash -c "
     [[ \$('$CUTTLEFS_BIN/cuttlefs' swap --limit 1M sh -c 'seq 1000 | tail -n 1; exit 7'; echo \$?) == \$'1000\n7' ]]"
 # Each application's result is compared with that of the same run in local memory.

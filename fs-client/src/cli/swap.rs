@@ -86,8 +86,7 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     // Of a process that had this id before, and was killed.
     let _ = std::fs::remove_file(&socket.0);
     let listener = listen(&socket.0).with_context(|| format!("cannot listen at {}", socket.0.display()))?;
-    std::fs::set_permissions(&socket.0, std::fs::Permissions::from_mode(0o600))
-        .with_context(|| format!("cannot set the mode of {}", socket.0.display()))?;
+    close_to_others(&socket.0)?;
     let bytes = limit_pages.saturating_add(pages) * PAGE as u64;
     let plan =
         Plan { heap_bytes: bytes, arena_bytes: bytes.saturating_mul(ARENA_FACTOR), socket: socket.0.clone() };
@@ -128,6 +127,12 @@ fn join(device: &Arc<dyn Device>, endpoint: &Endpoint, pages: u64) -> anyhow::Re
         .with_context(|| format!("cannot join the memory node at {endpoint}"))
 }
 
+/// Lets only this process's user, and root, connect to a socket.
+fn close_to_others(socket: &Path) -> anyhow::Result<()> {
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
+        .with_context(|| format!("cannot set the mode of {}", socket.display()))
+}
+
 /// A file that is removed at the end.
 struct Removed(PathBuf);
 
@@ -138,7 +143,7 @@ impl Drop for Removed {
     }
 }
 
-/// A memory node in this process.
+/// A memory node in this process, for its own user's processes only: the socket's mode and the node both see to that.
 struct OwnNode {
     device: Arc<dyn Device>,
     endpoint: Endpoint,
@@ -151,8 +156,10 @@ impl OwnNode {
         let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
         let _ = std::fs::remove_file(socket);
         let at = Endpoint::Unix(socket.to_owned());
-        let node =
-            MemoryNode::start(&device, &at, NodeOptions::new(pages)).context("cannot start a memory node")?;
+        let only_user = Some(rustix::process::geteuid().as_raw());
+        let options = NodeOptions { only_user, ..NodeOptions::new(pages) };
+        let node = MemoryNode::start(&device, &at, options).context("cannot start a memory node")?;
+        close_to_others(socket)?;
         let endpoint = node.endpoint();
         Ok(Self { device, endpoint, _node: node, _socket: Removed(socket.to_owned()) })
     }
@@ -172,6 +179,16 @@ mod tests {
     fn refused(line: &str) -> String {
         let parsed = Alone::parse_from(line.split(' '));
         run(parsed.args).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_node_of_its_own_is_open_to_its_own_user_only() {
+        let directory = tempfile::tempdir().expect("directory");
+        let socket = directory.path().join("node.memory");
+        let own = OwnNode::start(&socket, 16).expect("a node");
+        let mode = std::fs::metadata(&socket).expect("a socket").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        join(&own.device, &own.endpoint, 16).expect("its own user");
     }
 
     #[test]

@@ -94,6 +94,26 @@ fn pages_come_back_and_the_nodes_threads_do_nothing() {
 }
 
 #[test]
+fn a_node_of_one_user_turns_all_others_away() {
+    let directory = tempfile::tempdir().expect("directory");
+    let unix = Endpoint::Unix(directory.path().join("node.sock"));
+    let own = rustix::process::geteuid().as_raw();
+    let tried = |endpoint: &Endpoint, user| {
+        let options = NodeOptions { only_user: Some(user), ..NodeOptions::new(16) };
+        let node = MemoryNode::start(&device(), endpoint, options).expect("a node");
+        RemotePages::join(&device(), &node.endpoint(), JoinOptions { pages: 16 })
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(tried(&unix, own), Ok(()));
+    // Over tcp nobody is known to be that user.
+    for (endpoint, user) in [(unix, own + 1), (tcp(), own)] {
+        let refused = tried(&endpoint, user).expect_err("somebody else's node");
+        assert!(refused.contains("for another user's programs only"), "{refused}");
+    }
+}
+
+#[test]
 fn operations_may_be_outstanding_together() {
     let node = node(NodeOptions::new(64));
     let mut client = join(&node, 64);

@@ -26,7 +26,7 @@ pub(super) struct MemoryArgs {
     /// Memory to lend
     #[arg(long, value_name = "SIZE")]
     size: ByteSize,
-    /// The most that one client may have [default: all of it]
+    /// The most that one client may have; without it one client can take all, and the programs of the others are ended [default: all of it]
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
     /// Where to listen: tcp://HOST:PORT or unix:///PATH

@@ -15,7 +15,9 @@ mod service;
 use super::chains::Kind;
 use super::pages::Pages;
 use crate::rdma::chain::Gate;
-use crate::rdma::{Access, Device, Endpoint, Listener, MemoryRegion, ProtectionDomain, QpConfig, RdmaError};
+use crate::rdma::{
+    Access, Device, Endpoint, Listener, MemoryRegion, PeerIdentity, ProtectionDomain, QpConfig, RdmaError,
+};
 use client::Client;
 use connections::{Connections, RECEIVE_DEPTH, SEND_DEPTH};
 use parking_lot::Mutex;
@@ -43,12 +45,25 @@ pub struct NodeOptions {
     pub table_pages: u64,
     /// A client that is silent for this long is gone.
     pub lease: Duration,
+    /// The only user whose processes on this machine may connect. `None`: whoever the endpoint lets in.
+    pub only_user: Option<u32>,
 }
 
 impl NodeOptions {
-    /// A node with this many pages, of which each client may have all.
+    /// A node with this many pages, of which each client may have all, and with no client turned away.
     pub fn new(pages: u64) -> Self {
-        Self { pages, budget: pages, table_pages: 16 * pages.max(1024), lease: Duration::from_secs(10) }
+        Self {
+            pages,
+            budget: pages,
+            table_pages: 16 * pages.max(1024),
+            lease: Duration::from_secs(10),
+            only_user: None,
+        }
+    }
+
+    fn may_connect(&self, peer: &PeerIdentity) -> bool {
+        let is_user = |user| matches!(peer, PeerIdentity::Local(local) if local.uid == user);
+        self.only_user.is_none_or(is_user)
     }
 }
 
@@ -248,6 +263,11 @@ fn accept(shared: &Arc<Shared>, listener: &dyn Listener) {
                 continue;
             }
         };
+        if !shared.options.may_connect(&incoming.peer()) {
+            tracing::warn!(peer = %incoming.peer(), "turned away: this memory node is for another user's programs only");
+            incoming.refuse("this memory node is for another user's programs only");
+            continue;
+        }
         let Some(place) = shared.state.lock().connections.take_place() else {
             incoming.refuse("the memory node has no room for further connections; try again later");
             continue;
