@@ -120,6 +120,11 @@ fn refusals_say_what_to_do() {
         nowhere.contains("--listen tcp://127.0.0.1:7950") && nowhere.contains("cuttlefs.toml"),
         "{nowhere}"
     );
+    let trusting = serve(&["--listen", "unix:///nowhere/socket", "--trust-clients"]);
+    assert!(
+        trusting.contains("no endpoint is one") && trusting.contains("--listen rdma://HOST:PORT"),
+        "{trusting}"
+    );
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("its address").port();
     let in_use = serve(&["--listen", &format!("tcp://127.0.0.1:{port}")]);

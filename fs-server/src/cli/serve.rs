@@ -160,6 +160,12 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let worker_threads = 2 * workers;
     let trust_clients = args.trust_clients || config.server.trust_clients;
     if trust_clients {
+        // Over the other links there is nothing to gain by it, and everything to lose.
+        ensure!(
+            listen.iter().any(|endpoint| matches!(endpoint, Endpoint::Rdma { .. })),
+            "--trust-clients is for clients over rdma://, and no endpoint is one; give --listen rdma://HOST:PORT, or leave --trust-clients (trust_clients \
+             in {CONFIG_FILE}) out"
+        );
         tracing::warn!(
             "clients are trusted (--trust-clients, or trust_clients in {CONFIG_FILE}): whoever may connect can read every file, whatever its mode and \
              export (docs/security.md)"
