@@ -334,7 +334,7 @@ impl Config {
              keys = {keys} # files of the keys that tcp and rdma take (`cuttlefsd key new`); none: `key` in this directory\n\
              lease_ms = {lease_ms} # how long a client may be silent before its locks and files are taken away\n\
              # fsync: data and names are durable when fsync, fdatasync or O_SYNC says so;\n\
-             # ack: every change is durable when it is answered\n\
+             # ack: every change is durable when it is answered (one under a write grant is not answered: it needs a sync)\n\
              durability = \"{durability}\"\n\
              # true: RNICs of clients read this server's memory; every client can then read every file (docs/security.md)\n\
              trust_clients = {trust_clients}\n\

@@ -72,12 +72,13 @@ pub enum NativeError {
         /// The most.
         max: usize,
     },
-    /// The region key, or the file that was opened by it, is over: the range was unbound, its time is over, or its binder has closed the file.
+    /// The region key, or the file that was opened by it, is over: the range was unbound, its time is over, or its binder has closed the file. So is a
+    /// key whose binding the server does not know.
     #[error(
         "the region key is worth nothing any more: its range was unbound, its time is over, or who bound it has closed the file; ask for a new key"
     )]
     RegionEnded,
-    /// The server did not make this region key, or this session may not open it.
+    /// The server knows the binding, and did not make this key of it, or this session may not open it.
     #[error(
         "the region key is refused: this server did not make it, or the range is of a file that this session may not open"
     )]
