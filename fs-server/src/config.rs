@@ -323,7 +323,7 @@ impl Config {
             text,
             "# A cuttlefs pool. Unknown keys are refused. Sizes take K, M, G and T.\n\
              \n\
-             [pool] # written by `cuttlefsd format`; do not change\n\
+             [pool] # written by `cuttlefsd format`; change only paths in `data`, when a file has moved\n\
              uuid = {uuid}\n\
              size = {size} # space for files, all data files together\n\
              data = {data} # files and devices, relative to this directory\n\
