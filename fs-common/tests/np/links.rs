@@ -40,7 +40,7 @@ fn what_was_written_is_read_wherever_the_page_is() {
         }
         let (region, peer) = (served.region.figures(), peer.peer.figures());
         assert!(region.major_faults > 100 && region.written > 100 && region.resident <= 32, "{region:?}");
-        assert!(peer.read_faults > 10 && peer.write_faults > 10, "{peer:?}");
+        assert!(peer.read_faults > 5 && peer.write_faults > 5 && peer.asked_at_once > 50, "{link:?} {peer:?}");
         assert_eq!(served.server.figures().breaches, 0);
     }
 }
@@ -243,8 +243,7 @@ fn a_streak_of_faults_asks_the_owner_at_once_until_a_try_finds_its_page() {
         }
         let faulted = peer.peer.figures();
         // After four faults each eighth is tried.
-        let wanted = if link == LinkKind::Shm { (40, 0, 40) } else { (8, 32, 40) };
-        assert_eq!((faulted.read_faults, faulted.asked_at_once, faulted.calls), wanted, "{link:?}");
+        assert_eq!((faulted.read_faults, faulted.asked_at_once, faulted.calls), (8, 32, 40), "{link:?}");
         let pages: Vec<u64> = (64..80).collect();
         for page in &pages {
             served.region.write(page * PAGE, &pattern(*page, 4096)).expect("written");

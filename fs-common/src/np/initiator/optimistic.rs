@@ -55,6 +55,9 @@ impl NpPeer {
         self.figures.one_sided += ended.len() as u64;
         ended.iter().for_each(|slot| self.finish(*slot));
         let any = !ended.is_empty();
+        if any {
+            self.streak.tried(true);
+        }
         // Its memory serves the next doorbell.
         self.unchecked = ended;
         self.unchecked.clear();

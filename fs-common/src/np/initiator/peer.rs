@@ -342,7 +342,7 @@ impl NpPeer {
         self.under_way.add(slot, Span::of(wr));
         self.flights[slot].begin(wr, self.tells);
         // The local bytes of a WRITE that is not signaled are the program's again with the next completion, so it is tried.
-        let asks = !self.tells && signaled && !op.is_atomic() && self.streak.asks();
+        let asks = signaled && !op.is_atomic() && self.streak.asks();
         match op {
             _ if !self.settings.optimistic => self.ask(slot, 0, len),
             _ if asks => {

@@ -3,8 +3,6 @@
 //! An access that faults costs the optimistic try, and a request behind it. A program that goes through pages that are not there, as at their first use,
 //! need not try each. The request is right in any case, whether the pages are there or not; it costs more than a try that succeeds, and time of the
 //! owner's processor. So every [`TRY_EVERY`]th access of a streak is tried, and one that finds its pages ends the streak.
-//!
-//! Where this end looks pages up, a try costs a tenth of a request, and all are tried.
 
 /// Faults in a row from which on the owner is asked at once.
 const STREAK_MIN: u32 = 4;
