@@ -75,6 +75,8 @@ pub struct Translated {
     frames: Arc<SharedMemory>,
     table: Arc<SharedMemory>,
     pages: u64,
+    /// Frames that lie inside of `frames`, whatever an entry names.
+    frame_count: usize,
 }
 
 /// A slot with pages in it; empty again when this is dropped.
@@ -101,18 +103,19 @@ struct Batch {
 }
 
 impl Batch {
-    /// The part of the page with this number in the batch: first byte in the page, in the range, and length.
-    fn part(&self, index: usize) -> (usize, usize, usize) {
-        // Offsets from the first byte of the first page.
-        let start = (index * PAGE_SIZE).max(self.in_page);
-        let end = ((index + 1) * PAGE_SIZE).min(self.in_page + self.len);
-        (start - index * PAGE_SIZE, self.done + start - self.in_page, end - start)
+    /// The part of pages that follow each other, by their numbers in the batch: first byte in the first of them, in the range, and length.
+    fn part(&self, pages: Range<usize>) -> (usize, usize, usize) {
+        // Offsets from the first byte of the batch's first page.
+        let start = (pages.start * PAGE_SIZE).max(self.in_page);
+        let end = (pages.end * PAGE_SIZE).min(self.in_page + self.len);
+        (start - pages.start * PAGE_SIZE, self.done + start - self.in_page, end - start)
     }
 }
 
 impl Translated {
     pub(super) fn new(frames: SharedMemory, table: SharedMemory, pages: u64) -> Self {
-        Self { frames: Arc::new(frames), table: Arc::new(table), pages }
+        let frame_count = frames.len() / PAGE_SIZE;
+        Self { frames: Arc::new(frames), table: Arc::new(table), pages, frame_count }
     }
 
     /// A view of memory that another process owns.
@@ -227,8 +230,7 @@ impl Translated {
         let at = Self::entry_at(page);
         loop {
             let entry = PageEntry(self.table.load_u64(at));
-            let inside = (entry.frame() as usize).checked_add(1).and_then(|end| end.checked_mul(PAGE_SIZE));
-            if !entry.is_resident() || inside.is_none_or(|end| end > self.frames.len()) {
+            if !entry.is_resident() || entry.frame() as usize >= self.frame_count {
                 return how.absent();
             }
             let marked = PageEntry(entry.0 | how.marks());
@@ -248,22 +250,25 @@ impl Translated {
         mut look: impl FnMut(usize, PageEntry),
         copy: &mut impl FnMut(usize, usize, usize),
     ) {
-        let (mut at, mut done, mut len) = (0, 0, 0);
+        let mut copy_run = |pages: Range<usize>, frame: usize| {
+            let (in_page, done, len) = batch.part(pages);
+            copy(frame * PAGE_SIZE + in_page, done, len);
+        };
+        // What follows each other so far, and the frame of its first page.
+        let (mut run, mut frame) = (0..0, 0);
         for (index, page) in batch.pages.clone().enumerate() {
             let entry = self.look_up(page, how);
             look(index, entry);
-            let (in_page, first, part) = batch.part(index);
-            let next = entry.frame() as usize * PAGE_SIZE + in_page;
-            if len > 0 && next == at + len && entry.is_resident() {
-                len += part;
-                continue;
+            let follows = entry.frame() as usize == frame + run.len() && entry.is_resident();
+            if !follows || run.is_empty() {
+                if !run.is_empty() {
+                    copy_run(run, frame);
+                }
+                (run, frame) = (index..index, entry.frame() as usize);
             }
-            if len > 0 {
-                copy(at, done, len);
-            }
-            (at, done, len) = (next, first, part);
+            run.end = index + 1;
         }
-        copy(at, done, len);
+        copy_run(run, frame);
     }
 
     fn read_each(&self, offset: u64, len: usize, mut copy: impl FnMut(usize, usize, usize)) -> bool {
@@ -317,7 +322,7 @@ impl Translated {
                 let entry = entries[index];
                 let is_there = entry.is_resident()
                     && (self.is_still(page, entry)
-                        || self.read_page(page, batch.part(index), LOOKS - 1, copy));
+                        || self.read_page(page, batch.part(index..index + 1), LOOKS - 1, copy));
                 all_there &= is_there;
             }
         }
