@@ -40,7 +40,10 @@ fn what_was_written_is_read_wherever_the_page_is() {
         }
         let (region, peer) = (served.region.figures(), peer.peer.figures());
         assert!(region.major_faults > 100 && region.written > 100 && region.resident <= 32, "{region:?}");
-        assert!(peer.read_faults > 5 && peer.write_faults > 5 && peer.asked_at_once > 50, "{link:?} {peer:?}");
+        assert!(
+            peer.read_faults > 5 && peer.write_faults > 5 && peer.asked_at_once > 50,
+            "{link:?} {peer:?}"
+        );
         assert_eq!(served.server.figures().breaches, 0);
     }
 }

@@ -37,6 +37,22 @@ struct Waiting {
     unpolled: Option<Arc<AtomicU32>>,
 }
 
+/// The queue pair that the last completion was of. Most completions are of the same one, and are spared the look-up. It may be gone, and its number that of
+/// another one by then; then it is looked up.
+#[derive(Default)]
+struct Last {
+    raw_number: u32,
+    qp: Weak<VerbsQp>,
+}
+
+/// What who polls locks.
+#[derive(Default)]
+struct Polled {
+    /// Completions taken from the RNIC and not polled yet.
+    waiting: VecDeque<Waiting>,
+    last: Last,
+}
+
 /// Where completions go that are taken from the RNIC: to who polls, while there is room, then into the list of those that wait.
 pub(super) struct Taken<'t> {
     polled: &'t mut Vec<Completion>,
@@ -113,8 +129,8 @@ pub(super) struct VerbsCq {
     queue_pairs: RwLock<BTreeMap<u32, (QpNumber, Weak<VerbsQp>)>>,
     /// Shared receive queues by their numbers.
     shared: RwLock<BTreeMap<u32, Weak<VerbsSrq>>>,
-    /// Completions taken from the RNIC and not polled yet. Locked while the RNIC is polled, so that they stay in order.
-    waiting: Mutex<VecDeque<Waiting>>,
+    /// Locked while the RNIC is polled, so that completions stay in order.
+    polled: Mutex<Polled>,
     /// Rung when a queue pair broke.
     broke: OwnedFd,
     /// Polls both descriptors.
@@ -137,7 +153,7 @@ impl VerbsCq {
             places: Mutex::new(places),
             queue_pairs: RwLock::default(),
             shared: RwLock::default(),
-            waiting: Mutex::default(),
+            polled: Mutex::default(),
             broke,
             events,
             budget: SpinBudget::new(),
@@ -191,14 +207,14 @@ impl VerbsCq {
         ring_eventfd(&self.broke);
     }
 
-    /// Takes all completions that the RNIC has. The lock of the list of those that wait is held.
-    fn collect(&self, mut taken: Taken<'_>) {
+    /// Takes all completions that the RNIC has. The lock of what is polled is held.
+    fn collect(&self, mut taken: Taken<'_>, last: &mut Last) {
         let mut entries = sys::Entries::new();
         loop {
             let (count, completions) = self.raw.poll(&mut entries);
             // Most polls find nothing, and lock nothing for it.
             if count > 0 {
-                self.deliver(completions, &mut taken);
+                self.deliver(completions, &mut taken, last);
             }
             // Fewer than fit one poll: there were no more.
             if count < sys::POLLED {
@@ -209,54 +225,59 @@ impl VerbsCq {
 
     /// Takes these completions of the RNIC, each for its queue pair. Apart from the loop, so that a poll that finds nothing stays short.
     #[inline(never)]
-    fn deliver(&self, completions: impl Iterator<Item = sys::Wc>, taken: &mut Taken<'_>) {
+    fn deliver(&self, completions: impl Iterator<Item = sys::Wc>, taken: &mut Taken<'_>, last: &mut Last) {
         let mut broken = Vec::new();
-        let known = self.queue_pairs.read();
         for wc in completions {
-            let (number, qp) = match known.get(&wc.qp) {
-                Some((number, qp)) => (*number, qp.upgrade()),
-                None => (QpNumber(0), None),
-            };
-            let Some(qp) = qp else {
-                self.give_back(wc.wr_id, number, taken);
-                continue;
-            };
+            let qp = if wc.qp == last.raw_number { last.qp.upgrade() } else { None };
+            let Some(qp) = qp.or_else(|| self.look_up(&wc, taken, last)) else { continue };
             qp.complete(wc, taken);
             if wc.status != sys::status::IBV_WC_SUCCESS {
                 broken.push(qp);
             }
         }
-        drop(known);
         while let Some(qp) = broken.pop() {
             qp.fail();
         }
     }
 
+    /// The queue pair of a completion. If it is gone, the completion is taken here.
+    #[inline(never)]
+    fn look_up(&self, wc: &sys::Wc, taken: &mut Taken<'_>, last: &mut Last) -> Option<Arc<VerbsQp>> {
+        let found = self.queue_pairs.read().get(&wc.qp).cloned();
+        let (number, qp) = found.unwrap_or_default();
+        let there = qp.upgrade();
+        match there {
+            Some(_) => *last = Last { raw_number: wc.qp, qp },
+            None => self.give_back(wc.wr_id, number, taken),
+        }
+        there
+    }
+
     /// Takes all completions that the RNIC has for the next poll.
-    fn collect_for_later(&self, waiting: &mut VecDeque<Waiting>) {
-        self.collect(Taken { polled: &mut Vec::new(), room: 0, waiting });
+    fn collect_for_later(&self, Polled { waiting, last }: &mut Polled) {
+        self.collect(Taken { polled: &mut Vec::new(), room: 0, waiting }, last);
     }
 
     /// Takes all completions that the RNIC has, which frees the places of unsignaled requests.
     pub(super) fn make_room(&self) {
-        self.collect_for_later(&mut self.waiting.lock());
+        self.collect_for_later(&mut self.polled.lock());
     }
 
     /// As `make_room`, unless another thread is doing it.
     pub(super) fn take_what_is_there(&self) {
-        if let Some(mut waiting) = self.waiting.try_lock() {
-            self.collect_for_later(&mut waiting);
+        if let Some(mut polled) = self.polled.try_lock() {
+            self.collect_for_later(&mut polled);
         }
         self.wake();
     }
 
     /// Takes completions that the RNIC has, unless another thread is doing it, and wakes who waits if there are some for the user.
     pub(super) fn look(&self) {
-        let Some(mut waiting) = self.waiting.try_lock() else { return };
-        let before = waiting.len();
-        self.collect_for_later(&mut waiting);
-        let has_more = waiting.len() > before;
-        drop(waiting);
+        let Some(mut polled) = self.polled.try_lock() else { return };
+        let before = polled.waiting.len();
+        self.collect_for_later(&mut polled);
+        let has_more = polled.waiting.len() > before;
+        drop(polled);
         if has_more {
             self.wake();
         }
@@ -264,16 +285,17 @@ impl VerbsCq {
 
     /// Adds completions that do not come from the RNIC.
     pub(super) fn put(&self, completions: impl Iterator<Item = Completion>) {
-        self.waiting.lock().extend(completions.map(|completion| Waiting { completion, unpolled: None }));
+        let waiting = completions.map(|completion| Waiting { completion, unpolled: None });
+        self.polled.lock().waiting.extend(waiting);
         self.wake();
     }
 
     fn has_some(&self) -> bool {
-        let mut waiting = self.waiting.lock();
-        if waiting.is_empty() {
-            self.collect_for_later(&mut waiting);
+        let mut polled = self.polled.lock();
+        if polled.waiting.is_empty() {
+            self.collect_for_later(&mut polled);
         }
-        !waiting.is_empty()
+        !polled.waiting.is_empty()
     }
 }
 
@@ -296,16 +318,17 @@ impl CompletionQueue for VerbsCq {
 
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
         let before = out.len();
-        let mut waiting = self.waiting.lock();
+        let mut polled = self.polled.lock();
+        let Polled { waiting, last } = &mut *polled;
         if !waiting.is_empty() {
-            hand_over(&mut waiting, out, max);
+            hand_over(waiting, out, max);
         }
         let room = max - (out.len() - before);
         if room > 0 {
-            self.collect(Taken { polled: out, room, waiting: &mut waiting });
+            self.collect(Taken { polled: out, room, waiting }, last);
         }
         let left = !waiting.is_empty();
-        drop(waiting);
+        drop(polled);
         if left {
             // Another thread that sleeps on this queue can take the rest.
             self.wake();

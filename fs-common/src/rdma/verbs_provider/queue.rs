@@ -15,7 +15,7 @@ use super::cm::Events;
 use super::cq::{Promise, Taken, VerbsCq};
 use super::regions::Regions;
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Batch, Far, Mw, Pd, Posted, Wc, What};
+use super::sys::{self, Batch, Far, Mw, Next, Pd, Wc};
 use super::sys_flush::Flush;
 use super::window::VerbsWindow;
 use super::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
@@ -167,43 +167,43 @@ const INIT: u8 = 0;
 const READY: u8 = 1;
 const ERROR: u8 = 2;
 
-/// The operation for the RNIC, and its local ranges. `reach` is how far the RNIC can FLUSH; if it cannot, `landing` is the memory for the byte of a
-/// READ that takes the place of a FLUSH.
+/// Tells the RNIC's request what this one asks for. `reach` is how far the RNIC can FLUSH; if it cannot, `landing` is the memory for the byte of a READ
+/// that takes the place of a FLUSH.
 ///
 /// # Errors
-/// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later.
+/// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later. Nothing was added.
 #[inline]
-fn what<'r>(
+fn tell<'r>(
     request: &'r SendWr,
+    len: u64,
     reach: FlushReach,
     landing: &'r [Sge; 1],
-) -> Result<(What<'static>, &'r [Sge]), WcStatus> {
-    let SendWr { op, ref local, .. } = *request;
-    let len = local.len();
+    next: Next<'_, 'r>,
+) -> Result<(), WcStatus> {
     let far = |remote: Remote| match remote {
         Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
         // No RNIC translates file addresses at the target.
         Remote::File { .. } | Remote::Bitmap { .. } => Err(WcStatus::RemoteInvalid),
     };
     let atomic = |remote: Remote| match far(remote)? {
-        _ if len != 8 || local.count() != 1 => Err(WcStatus::LocalLength),
+        _ if len != 8 || request.local.count() != 1 => Err(WcStatus::LocalLength),
         far if !far.offset.is_multiple_of(8) => Err(WcStatus::RemoteInvalid),
         far => Ok(far),
     };
-    let what = match op {
+    if len > MAX_TRANSFER_BYTES.into() {
+        return Err(WcStatus::LocalLength);
+    }
+    match request.op {
         SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES.into() => {
             return Err(WcStatus::LocalLength);
         }
-        _ if len > MAX_TRANSFER_BYTES.into() => return Err(WcStatus::LocalLength),
-        SendOp::Send => What::Send,
-        SendOp::SendImm(imm) => What::SendImm(imm),
-        SendOp::Read(remote) => What::Read(far(remote)?),
-        SendOp::Write(remote) => What::Write(far(remote)?),
-        SendOp::WriteImm(remote, imm) => What::WriteImm(far(remote)?, imm),
-        SendOp::CompareSwap { remote, expect, swap } => {
-            What::CompareSwap { far: atomic(remote)?, expect, swap }
-        }
-        SendOp::FetchAdd { remote, add } => What::FetchAdd { far: atomic(remote)?, add },
+        SendOp::Send => next.send(),
+        SendOp::SendImm(imm) => next.send_imm(imm),
+        SendOp::Read(remote) => next.read(far(remote)?),
+        SendOp::Write(remote) => next.write(far(remote)?),
+        SendOp::WriteImm(remote, imm) => next.write_imm(far(remote)?, imm),
+        SendOp::CompareSwap { remote, expect, swap } => next.compare_swap(atomic(remote)?, expect, swap),
+        SendOp::FetchAdd { remote, add } => next.fetch_add(atomic(remote)?, add),
         // No RNIC knows where a file ends: APPEND takes a target that translates.
         SendOp::Append { .. } => return Err(WcStatus::RemoteInvalid),
         SendOp::Flush { .. } if len > 0 => return Err(WcStatus::LocalLength),
@@ -211,26 +211,27 @@ fn what<'r>(
             let far = far(remote)?;
             let persistent = placement == Placement::Persistence;
             match reach {
-                FlushReach::Persistence => What::Flush(Flush { far, len, persistent }),
-                FlushReach::Visibility if !persistent => What::Flush(Flush { far, len, persistent }),
+                FlushReach::Persistence => next.flush(Flush { far, len, persistent }),
+                FlushReach::Visibility if !persistent => next.flush(Flush { far, len, persistent }),
                 FlushReach::None if !persistent => {
                     let last = u64::from(len.max(1)) - 1;
-                    let far = Far { offset: far.offset.wrapping_add(last), ..far };
-                    return Ok((What::Read(far), landing));
+                    next.read_into(Far { offset: far.offset.wrapping_add(last), ..far }, landing);
                 }
                 _ => return Err(WcStatus::RemoteInvalid),
             }
         }
-    };
-    Ok((what, local.as_slice()))
+    }
+    Ok(())
 }
 
 fn status_of(status: u32, is_receive: bool) -> WcStatus {
     use sys::status as s;
+    if status == s::IBV_WC_SUCCESS {
+        return WcStatus::Success;
+    }
     match status {
         // rdma_rxe's status for a message that is longer than its receive (6.12, `rxe_resp.c`: a malformed request).
         s::IBV_WC_LOC_QP_OP_ERR if is_receive => WcStatus::LocalLength,
-        s::IBV_WC_SUCCESS => WcStatus::Success,
         s::IBV_WC_LOC_LEN_ERR => WcStatus::LocalLength,
         s::IBV_WC_LOC_PROT_ERR
         | s::IBV_WC_LOC_QP_OP_ERR
@@ -352,13 +353,9 @@ impl VerbsQp {
         if self.state() != QpState::ReadyToSend || sends.is_watched() {
             return;
         }
-        let nothing = Posted {
-            wr_id: sends.under_way.next(),
-            what: What::Write(Far { rkey: 0, offset: 0 }),
-            local: &[],
-            signaled: true,
-        };
-        if self.id.post_send(&mut Batch::of(&nothing)).is_ok() {
+        let mut batch = Batch::new();
+        batch.next(sends.under_way.next(), &[], true).write(Far { rkey: 0, offset: 0 });
+        if self.id.post_send(&mut batch).is_ok() {
             let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
             sends.probe = Some(sends.under_way.next());
             sends.silent = 0;
@@ -366,15 +363,18 @@ impl VerbsQp {
         }
     }
 
-    fn what<'r>(&'r self, request: &'r SendWr) -> Result<(What<'static>, &'r [Sge]), WcStatus> {
-        what(request, self.reach, &self.landing)
+    /// The status of a request that is refused here.
+    fn refusal(&self, request: &SendWr) -> Option<WcStatus> {
+        let mut batch = Batch::new();
+        let next = batch.next(0, request.local.as_slice(), false);
+        tell(request, request.local.len(), self.reach, &self.landing, next).err()
     }
 
     /// Whether a post copies the request's bytes: they are few, and go to the peer.
-    fn is_inline(&self, request: &SendWr) -> bool {
+    fn is_inline(&self, op: &SendOp, len: u64) -> bool {
         let is_sent =
-            matches!(request.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
-        is_sent && (1..=self.capacities.max_inline.into()).contains(&request.local.len())
+            matches!(op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
+        is_sent && (1..=self.capacities.max_inline.into()).contains(&len)
     }
 
     /// The regions of its protection domain.
@@ -387,7 +387,7 @@ impl VerbsQp {
         &self,
         wr_id: WrId,
         kind: CompletionKind,
-        what: What<'_>,
+        tell: impl FnOnce(Next<'_, '_>),
     ) -> Result<(), PostError> {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
@@ -396,9 +396,9 @@ impl VerbsQp {
         if sends.room(self.capacities.send_depth) == 0 {
             return Err(PostError::QueueFull { posted: 0 });
         }
-        let number = sends.under_way.next();
-        let request = Posted { wr_id: number, what, local: &[], signaled: true };
-        if let Err((_, error)) = self.id.post_send(&mut Batch::of(&request)) {
+        let mut batch = Batch::new();
+        tell(batch.next(sends.under_way.next(), &[], true));
+        if let Err((_, error)) = self.id.post_send(&mut batch) {
             drop(sends);
             tracing::debug!(%error, ?kind, "the RNIC refused a post");
             self.fail();
@@ -416,21 +416,21 @@ impl VerbsQp {
         // Where bytes are copied, their regions stay until they are.
         let mut regions = None;
         let mut batch = Batch::new();
-        for request in requests.iter().take(room) {
-            let Ok((what, local)) = self.what(request) else { break };
-            sends.silent = if request.signaled { 0 } else { sends.silent + 1 };
-            let is_asked = request.signaled || sends.silent >= self.capacities.send_depth.div_ceil(2);
-            if is_asked {
-                sends.silent = 0;
+        for request in &requests[..requests.len().min(room)] {
+            let (local, len) = (request.local.as_slice(), request.local.len());
+            let is_asked = request.signaled || sends.silent + 1 >= self.capacities.send_depth.div_ceil(2);
+            let next = batch.next(sends.under_way.next(), local, is_asked);
+            if tell(request, len, self.reach, &self.landing, next).is_err() {
+                break;
             }
-            let inline =
-                self.is_inline(request).then(|| &**regions.get_or_insert_with(|| self.regions.read()));
-            let wr_id = sends.under_way.next();
-            batch.add(&Posted { wr_id, what, local, signaled: is_asked }, inline);
+            if self.is_inline(&request.op, len) {
+                batch.copy_last(local, regions.get_or_insert_with(|| self.regions.read()));
+            }
+            sends.silent = if is_asked { 0 } else { sends.silent + 1 };
             sends.under_way.list.push_back(Sending {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),
-                len: request.local.len() as u32,
+                len: len as u32,
                 tells: if request.signaled { Tells::End } else { Tells::Failure },
             });
         }
@@ -503,11 +503,11 @@ impl QueuePair for VerbsQp {
         }
         let (of, most) = (requests.len(), self.capacities.max_sges);
         let requests = &requests[..count_within(requests, most)];
-        let refusal = |posted: usize| {
-            let request: Option<&SendWr> = requests.get(posted);
-            request.and_then(|request| self.what(request).err())
-        };
         let mut posted = self.post_some(requests)?;
+        if posted == of {
+            return Ok(());
+        }
+        let refusal = |posted: usize| requests.get(posted).and_then(|request| self.refusal(request));
         if posted < requests.len() && refusal(posted).is_none() {
             // Unsignaled requests may be done by now.
             self.send_cq.make_room();

@@ -1,7 +1,7 @@
 //! Memory windows over libibverbs.
 
 use super::queue::VerbsQp;
-use super::sys::{Mw, Rights, What};
+use super::sys::{Mw, Rights};
 use crate::ids::Rkey;
 use crate::rdma::memory_window::{Binding, MemoryWindow};
 use crate::rdma::verbs::{Access, CompletionKind, MemoryRegion, PostError, WrId};
@@ -41,8 +41,9 @@ impl MemoryWindow for VerbsWindow {
             self.qp.fail();
             return Err(PostError::BadState { state: crate::rdma::QpState::Error });
         };
-        let what = What::Bind { window: &bound.raw, rkey, region: &registered, offset, len, rights };
-        self.qp.post_of_window(wr_id, CompletionKind::Bind, what)?;
+        self.qp.post_of_window(wr_id, CompletionKind::Bind, |next| {
+            next.bind((&bound.raw, rkey), (&registered, offset, len), rights);
+        })?;
         bound.raw.set_rkey(rkey);
         bound.region = Some(region.clone());
         Ok(Rkey(rkey))
@@ -51,7 +52,7 @@ impl MemoryWindow for VerbsWindow {
     /// Keeps the region until the next binding, or the end: the RNIC has not executed this yet.
     fn invalidate(&self, wr_id: WrId) -> Result<(), PostError> {
         let bound = self.window.lock();
-        let what = What::Invalidate { rkey: bound.raw.rkey() };
-        self.qp.post_of_window(wr_id, CompletionKind::Invalidate, what)
+        let rkey = bound.raw.rkey();
+        self.qp.post_of_window(wr_id, CompletionKind::Invalidate, |next| next.invalidate(rkey))
     }
 }

@@ -1,5 +1,6 @@
 //! Work requests, and how they are posted to a connection's queue pair.
 
+use super::ffi::ibv_wr_opcode as op;
 use super::srq::receive_with;
 use super::{Id, Mr, Mrs, Mw, Rights, ffi, made};
 use crate::rdma::verbs::Sge;
@@ -35,47 +36,6 @@ pub(in super::super) struct Far {
     pub(in super::super) offset: u64,
 }
 
-/// The operation of a posted request.
-#[derive(Clone, Copy)]
-pub(in super::super) enum What<'r> {
-    Send,
-    SendImm(u32),
-    Read(Far),
-    Write(Far),
-    WriteImm(Far, u32),
-    Flush(Flush),
-    CompareSwap {
-        far: Far,
-        expect: u64,
-        swap: u64,
-    },
-    FetchAdd {
-        far: Far,
-        add: u64,
-    },
-    /// Binds a window, with its new key.
-    Bind {
-        window: &'r Mw,
-        rkey: u32,
-        region: &'r Mr,
-        offset: u64,
-        len: u64,
-        rights: Rights,
-    },
-    Invalidate {
-        rkey: u32,
-    },
-}
-
-/// A send work request.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Posted<'r> {
-    pub(in super::super) wr_id: u64,
-    pub(in super::super) what: What<'r>,
-    pub(in super::super) local: &'r [Sge],
-    pub(in super::super) signaled: bool,
-}
-
 /// Send work requests of one post, as libibverbs takes them. Those that are not copied point at the local ranges that they were made of.
 pub(in super::super) struct Batch<'r> {
     /// All but FLUSHes, which `ibv_post_send` does not know.
@@ -102,96 +62,24 @@ impl<'r> Batch<'r> {
         Self { wrs: Few::new(), copied: Few::new(), flushes: Vec::new(), _ranges: PhantomData }
     }
 
-    /// One request.
-    pub(in super::super) fn of(request: &Posted<'r>) -> Self {
-        let mut batch = Self::new();
-        batch.add(request, None);
-        batch
-    }
-
     pub(in super::super) fn len(&self) -> usize {
         self.wrs.len() + self.flushes.len()
     }
 
-    /// Adds a request behind the others. `inline`: the regions, for a SEND or WRITE that the post copies from those of its local ranges. All of them must be
-    /// there, or the RNIC reads the ranges, and refuses the one without a region. They stay registered until the batch is posted.
+    /// A request behind the others, which is there when its operation is told.
     #[inline]
-    pub(in super::super) fn add(&mut self, request: &Posted<'r>, inline: Option<&Mrs>) {
-        use ffi::ibv_wr_opcode as op;
-        // SAFETY: all zeros is a value of this plain structure.
-        let mut wr: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
-        wr.wr_id = request.wr_id;
-        wr.sg_list = elements_of(request.local);
-        wr.num_sge = request.local.len() as c_int;
-        let rdma = |far: Far| ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey };
-        let atomic = |far: Far, compare_add, swap| ffi::atomic_t {
-            remote_addr: far.offset,
-            compare_add,
-            swap,
-            rkey: far.rkey,
-        };
-        let mut imm = None;
-        wr.opcode = match request.what {
-            What::Send => op::IBV_WR_SEND,
-            What::SendImm(value) => {
-                imm = Some(value);
-                op::IBV_WR_SEND_WITH_IMM
-            }
-            What::Read(far) => {
-                wr.wr.rdma = rdma(far);
-                op::IBV_WR_RDMA_READ
-            }
-            What::Write(far) => {
-                wr.wr.rdma = rdma(far);
-                op::IBV_WR_RDMA_WRITE
-            }
-            What::WriteImm(far, value) => {
-                wr.wr.rdma = rdma(far);
-                imm = Some(value);
-                op::IBV_WR_RDMA_WRITE_WITH_IMM
-            }
-            What::CompareSwap { far, expect, swap } => {
-                wr.wr.atomic = atomic(far, expect, swap);
-                op::IBV_WR_ATOMIC_CMP_AND_SWP
-            }
-            What::FetchAdd { far, add } => {
-                wr.wr.atomic = atomic(far, add, 0);
-                op::IBV_WR_ATOMIC_FETCH_AND_ADD
-            }
-            What::Flush(flush) => {
-                let (behind, wr_id, is_signaled) = (self.wrs.len(), request.wr_id, request.signaled);
-                return self.flushes.push(PostedFlush { behind, wr_id, flush, is_signaled });
-            }
-            What::Bind { window, rkey, region, offset, len, rights } => {
-                wr.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
-                    mw: window.raw.as_ptr(),
-                    rkey,
-                    bind_info: ffi::ibv_mw_bind_info {
-                        mr: region.raw.as_ptr(),
-                        addr: region.first_address + offset,
-                        length: len,
-                        mw_access_flags: rights.flags().0,
-                    },
-                };
-                op::IBV_WR_BIND_MW
-            }
-            What::Invalidate { rkey } => {
-                wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
-                op::IBV_WR_LOCAL_INV
-            }
-        };
-        if let Some(value) = imm {
-            wr.imm_data_invalidated_rkey_union.imm_data = value.to_be();
-        }
-        if request.signaled {
-            wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        }
-        if let Some(regions) = inline
-            && self.copies(request.local, regions)
+    pub(in super::super) fn next(&mut self, wr_id: u64, local: &'r [Sge], signaled: bool) -> Next<'_, 'r> {
+        Next { batch: self, wr_id, local, signaled }
+    }
+
+    /// Has the post copy the bytes of the last request, a SEND or WRITE, from `regions`, if all of its local ranges are there: else the RNIC reads the ranges,
+    /// and refuses the one without a region. They stay registered until the batch is posted.
+    pub(in super::super) fn copy_last(&mut self, local: &[Sge], regions: &Mrs) {
+        if self.copies(local, regions)
+            && let Some(last) = self.wrs.last_mut()
         {
-            wr.send_flags |= INLINE;
+            last.send_flags |= INLINE;
         }
-        self.wrs.push(wr);
     }
 
     /// Adds elements with the places of these ranges in this process's memory, if all of them have one. Returns whether they have.
@@ -206,6 +94,111 @@ impl<'r> Batch<'r> {
         }
         true
     }
+}
+
+/// A request of a batch whose operation is not told yet. It is built where it stays: each operation is one step from the poster's request to the RNIC's.
+pub(in super::super) struct Next<'b, 'r> {
+    batch: &'b mut Batch<'r>,
+    wr_id: u64,
+    local: &'r [Sge],
+    signaled: bool,
+}
+
+impl<'r> Next<'_, 'r> {
+    #[inline(always)]
+    fn push(self, opcode: ffi::ibv_wr_opcode::Type, set: impl FnOnce(&mut ffi::ibv_send_wr)) {
+        // SAFETY: all zeros is a value of this plain structure.
+        let mut wr: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = self.wr_id;
+        wr.sg_list = elements_of(self.local);
+        wr.num_sge = self.local.len() as c_int;
+        wr.opcode = opcode;
+        wr.send_flags = if self.signaled { ffi::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        set(&mut wr);
+        self.batch.wrs.push(wr);
+    }
+
+    #[inline]
+    pub(in super::super) fn send(self) {
+        self.push(op::IBV_WR_SEND, |_| {});
+    }
+
+    #[inline]
+    pub(in super::super) fn send_imm(self, imm: u32) {
+        self.push(op::IBV_WR_SEND_WITH_IMM, |wr| wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be());
+    }
+
+    #[inline]
+    pub(in super::super) fn read(self, far: Far) {
+        self.push(op::IBV_WR_RDMA_READ, |wr| wr.wr.rdma = rdma(far));
+    }
+
+    /// A READ into other ranges than the request names.
+    #[inline]
+    pub(in super::super) fn read_into(self, far: Far, local: &'r [Sge]) {
+        Self { local, ..self }.read(far);
+    }
+
+    #[inline]
+    pub(in super::super) fn write(self, far: Far) {
+        self.push(op::IBV_WR_RDMA_WRITE, |wr| wr.wr.rdma = rdma(far));
+    }
+
+    #[inline]
+    pub(in super::super) fn write_imm(self, far: Far, imm: u32) {
+        self.push(op::IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
+            wr.wr.rdma = rdma(far);
+            wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
+        });
+    }
+
+    #[inline]
+    pub(in super::super) fn compare_swap(self, far: Far, expect: u64, swap: u64) {
+        self.push(op::IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic(far, expect, swap));
+    }
+
+    #[inline]
+    pub(in super::super) fn fetch_add(self, far: Far, add: u64) {
+        self.push(op::IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic(far, add, 0));
+    }
+
+    pub(in super::super) fn flush(self, flush: Flush) {
+        let behind = self.batch.wrs.len();
+        self.batch.flushes.push(PostedFlush { behind, wr_id: self.wr_id, flush, is_signaled: self.signaled });
+    }
+
+    /// Binds a window to these bytes of a region, with its new key.
+    pub(in super::super) fn bind(
+        self,
+        (window, rkey): (&Mw, u32),
+        (region, offset, len): (&Mr, u64, u64),
+        rights: Rights,
+    ) {
+        self.push(op::IBV_WR_BIND_MW, |wr| {
+            wr.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
+                mw: window.raw.as_ptr(),
+                rkey,
+                bind_info: ffi::ibv_mw_bind_info {
+                    mr: region.raw.as_ptr(),
+                    addr: region.first_address + offset,
+                    length: len,
+                    mw_access_flags: rights.flags().0,
+                },
+            };
+        });
+    }
+
+    pub(in super::super) fn invalidate(self, rkey: u32) {
+        self.push(op::IBV_WR_LOCAL_INV, |wr| wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey);
+    }
+}
+
+fn rdma(far: Far) -> ffi::rdma_t {
+    ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey }
+}
+
+fn atomic(far: Far, compare_add: u64, swap: u64) -> ffi::atomic_t {
+    ffi::atomic_t { remote_addr: far.offset, compare_add, swap, rkey: far.rkey }
 }
 
 impl Id {
@@ -251,7 +244,7 @@ impl Id {
         }
         let mut bad = null_mut();
         // SAFETY: the queue pair is there; the list and its elements (of the batch, or borrowed by it) outlive the call, which copies them. What they name is checked by
-        // the RNIC, here and at the target; or, inline, is mapped memory whose region the caller holds (`Batch::add_elements`). That the library's
+        // the RNIC, here and at the target; or, inline, is mapped memory whose region the caller holds (`Batch::copy_last`). That the library's
         // copy can race with others is as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
             0 => Ok(()),
