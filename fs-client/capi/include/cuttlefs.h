@@ -74,12 +74,13 @@ struct cuttlefs_completion {
 /* Words for the last error of the calling thread; valid until its next call of this library. */
 const char *cuttlefs_error(void);
 
-/* A session with the server at a URL (tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH, shm:///PATH). options may be NULL. A process that was forked from
- * one with a session gets -EOPNOTSUPP, unless it has started a program since. */
+/* A session with the server at a URL (tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH, shm:///PATH). options may be NULL. -ECONNREFUSED: the server cannot
+ * be reached, has not answered within 5 s (whatever deadline_ms is), or does not take the key; or the key file cannot be read. A process that was forked
+ * from one with a session gets -EOPNOTSUPP, unless it has started a program since. */
 int cuttlefs_connect(const char *url, const struct cuttlefs_options *options, cuttlefs_session **session);
 void cuttlefs_session_free(cuttlefs_session *session);
 
-/* Names. Paths begin at the export's root, or at the subtree. */
+/* Names. Paths begin at the export's root, or at the subtree. "." and ".." are resolved by this library: docs/native.md. */
 int cuttlefs_stat(cuttlefs_session *session, const char *path, struct cuttlefs_stat *stat);
 int cuttlefs_mkdir(cuttlefs_session *session, const char *path, uint32_t mode);
 int cuttlefs_unlink(cuttlefs_session *session, const char *path);
@@ -115,8 +116,8 @@ int64_t cuttlefs_runs(cuttlefs_file *file);
 int cuttlefs_defragment_step(cuttlefs_file *file, uint64_t *page, uint64_t *moved_pages);
 
 /* Ranges of files for others. A key is a text of CUTTLEFS_KEY_TEXT - 1 characters and a NUL; who has it and can connect may open the range with the
- * rights (CUTTLEFS_READ, CUTTLEFS_WRITE), until lifetime_ms have passed (0: no such time), unbind, or the binder frees its file. It stays good over
- * restarts of the server. A key that is over, or whose binding the server does not know, is -ESTALE, as all uses of a file that it has opened are then; one
+ * rights (CUTTLEFS_READ, CUTTLEFS_WRITE), until lifetime_ms have passed (0: no such time), or the binder's file is closed: a moment after its last handle,
+ * grants too, is freed. cuttlefs_unbind ends a key at once. It stays good over restarts of the server. A key that is over, or whose binding the server does not know, is -ESTALE, as all uses of a file that it has opened are then; one
  * whose binding it knows and whose MAC is wrong, or that is not for this session, -EACCES; a text that is no key -EINVAL; bytes that it is not for are
  * -ERANGE. */
 #define CUTTLEFS_KEY_TEXT 177
@@ -129,15 +130,17 @@ int cuttlefs_redeem(cuttlefs_session *session, const char *key, cuttlefs_file **
 /* Write grants. Under a grant, writes and appends of the open file go past the server's workers, by functions and queues alike, where the link has such
  * verbs (tcp://, unix://); elsewhere they go as requests. Such changes are not kept by this library: if the server is killed before a sync, the
  * next sync of the file is -EIO. -EEXIST: this open file has a grant of a part of the range. -ENFILE: the server has no memory left for grants.
- * -ENOSPC of a change says that nothing was done, by whatever way it goes. Freeing the grant gives it back. */
+ * -ENOSPC of an atomic, or of a write or append of at most 1 MiB, says that nothing was done, by whatever way it goes; a longer one is several requests,
+ * of which the first ones may be done. Freeing the grant gives it back. */
 int cuttlefs_grant_write(cuttlefs_file *file, uint64_t offset, uint64_t len, cuttlefs_grant **grant);
-/* 1 if it stands as far as is known, else 0. It ends when the file is cut or punched there. */
+/* 1 if it stands as far as is known, else 0. docs/native.md says what ends it. Over shm:// and rdma:// it is always 0, also after a renew that returned 0:
+ * there no change goes past the server's workers. */
 int cuttlefs_grant_stands(cuttlefs_grant *grant);
 int cuttlefs_grant_renew(cuttlefs_grant *grant);
 void cuttlefs_grant_free(cuttlefs_grant *grant);
 /* Atomics of a word (little-endian) at a multiple of 8, under a grant: -ENOLCK without one, -ENXIO behind the end of the file, -EOPNOTSUPP over links
  * without such verbs. -ECONNABORTED, of one-sided appends too: the connection broke, and it may be done. old gets what was there; it was swapped if
- * that is expect. */
+ * that is expect. An atomic is durable when a later cuttlefs_fsync has returned, also of a file that was opened with O_SYNC. */
 int cuttlefs_compare_swap(cuttlefs_file *file, uint64_t offset, uint64_t expect, uint64_t swap, uint64_t *old);
 int cuttlefs_fetch_add(cuttlefs_file *file, uint64_t offset, uint64_t add, uint64_t *old);
 
