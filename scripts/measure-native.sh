@@ -39,7 +39,9 @@ say "bench native"
     echo
     # shellcheck disable=SC2016
     printf '`scripts/measure-native.sh %s %s`, commit %s, %s\n\n' "$link" "$rounds" "$commit" "$(date -u +%Y-%m-%d)"
-    echo "Operations a second on a mount, medians of $rounds rounds, least and most; the results of all runs are the same."
+    memory=$(awk '$1 == "MemTotal:" { print int(($2 + 1048575) / 1048576) }' /proc/meminfo)
+    echo "$(nproc) cores, ${memory}G, Linux $(uname -r). Operations a second on a mount, medians of $rounds rounds, least and most; a ratio is of the medians."
+    echo "The results of all runs are the same."
     echo
     python3 - "$WORK" "$rounds" "${kinds[@]}" <<'PY'
 import pathlib, statistics, sys
@@ -58,7 +60,7 @@ for kind in kinds:
         shown = [f"{middle[way]:,.0f} ({min(found[way]):,} to {max(found[way]):,})" for way in ("database", "preloaded")]
         print(f"| {kind}: {name} | {shown[0]} | {shown[1]} | {middle['preloaded'] / middle['database']:.2f} |")
 PY
-    printf '\nRandom reads, `cuttlefs bench native`:\n\n```\n'
+    printf '\nRandom reads and changes, `cuttlefs bench native`; a ratio is the median of the ratios of the rounds:\n\n```\n'
     sed -e "s#$MNT#MOUNT#g" "$WORK/native"
     echo '```'
 } >"$out/$link.md"

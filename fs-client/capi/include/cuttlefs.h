@@ -117,7 +117,7 @@ int cuttlefs_defragment_step(cuttlefs_file *file, uint64_t *page, uint64_t *move
 
 /* Ranges of files for others. A key is a text of CUTTLEFS_KEY_TEXT - 1 characters and a NUL; who has it and can connect may open the range with the rights
  * (CUTTLEFS_READ, CUTTLEFS_WRITE), until lifetime_ms have passed (0: no such time), or the binder's file is closed: a moment after its last handle, grants
- * too, is freed. cuttlefs_unbind ends a key at once. It stays good over restarts of the server. A key that is over, or whose binding the server does not
+ * too, is freed. cuttlefs_unbind ends a key at once. Keys stay good over restarts of the server. A key that is over, or whose binding the server does not
  * know, is -ESTALE, as all uses of a file that it has opened are then; one whose binding it knows and whose MAC is wrong, or that is not for this session,
  * -EACCES; a text that is no key -EINVAL; bytes that it is not for are -ERANGE. */
 #define CUTTLEFS_KEY_TEXT 177
