@@ -12,7 +12,7 @@ pub enum NativeError {
     /// The server's URL is none.
     #[error("{0}; write tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH or shm:///PATH")]
     Url(String),
-    /// The server cannot be reached, or refuses. Nothing waits for it at a connect.
+    /// The server cannot be reached, or refuses. A connect waits for 5 s at most for one that does not answer, whatever the deadline.
     #[error(transparent)]
     Connect(#[from] ReachError),
     /// The server's answer.

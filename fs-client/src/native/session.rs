@@ -64,7 +64,7 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Connects to the server at this URL. Does not wait for a server that is not there.
+    /// Connects to the server at this URL. Does not wait for a server that is not there, and 5 s at most for one that does not answer, whatever the deadline.
     ///
     /// # Errors
     /// `Url`, `Connect`: the text says what to do; `Resources`.
