@@ -150,12 +150,13 @@ impl Side {
                 }
                 pause(&*self.cq);
             }
-            for completion in self.out.drain(..) {
+            for completion in &self.out {
                 if completion.status != WcStatus::Success {
                     return Err(format!("a request failed: {completion:?}").into());
                 }
                 self.came[completion.kind as usize] += 1;
             }
+            self.out.clear();
         }
     }
 

@@ -62,6 +62,7 @@ pub(super) struct Taken<'t> {
 
 impl Taken<'_> {
     /// Adds a completion. If it has to wait, `unpolled` counts it until it is polled, and so keeps its place.
+    #[inline]
     pub(super) fn add(&mut self, completion: Completion, unpolled: &Arc<AtomicU32>) {
         if let Some(left) = self.room.checked_sub(1) {
             self.room = left;

@@ -172,7 +172,7 @@ const ERROR: u8 = 2;
 ///
 /// # Errors
 /// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later. Nothing was added.
-#[inline]
+#[inline(always)]
 fn tell<'r>(
     request: &'r SendWr,
     len: u64,
@@ -310,6 +310,7 @@ impl VerbsQp {
     }
 
     /// Takes a completion of this queue pair from the RNIC; completions for the user are added to `taken`.
+    #[inline]
     pub(super) fn complete(&self, wc: Wc, taken: &mut Taken<'_>) {
         let status = status_of(wc.status, wc.wr_id & RECEIVE != 0);
         let completion = |wr_id, kind, byte_len| {
@@ -364,6 +365,7 @@ impl VerbsQp {
     }
 
     /// The status of a request that is refused here.
+    #[cold]
     fn refusal(&self, request: &SendWr) -> Option<WcStatus> {
         let mut batch = Batch::new();
         let next = batch.next(0, request.local.as_slice(), false);
