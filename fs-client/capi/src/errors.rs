@@ -27,6 +27,8 @@ pub(crate) fn told(error: &NativeError) -> c_int {
         NativeError::Closed => libc::ESHUTDOWN,
         NativeError::NotOpenFor(_) => libc::EBADF,
         NativeError::AbsoluteLink => libc::EXDEV,
+        NativeError::LinkLoop { .. } => libc::ELOOP,
+        NativeError::IsRoot => libc::EBUSY,
         NativeError::Connect(_) => libc::ECONNREFUSED,
         NativeError::QueueFull { .. } | NativeError::Busy { .. } => libc::EAGAIN,
         NativeError::Url(_)

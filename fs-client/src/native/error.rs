@@ -42,6 +42,15 @@ pub enum NativeError {
         "a symlink on the way has an absolute target, which is a place of this machine and not of the server"
     )]
     AbsoluteLink,
+    /// Symlinks lead to symlinks without an end, or over more of them than a walk follows.
+    #[error("more than {max} symlinks are on the way; they may lead to each other")]
+    LinkLoop {
+        /// The most symlinks of one walk.
+        max: usize,
+    },
+    /// The path names the directory where paths begin, which cannot be removed or moved.
+    #[error("the path names the session's root, which cannot be removed or moved")]
+    IsRoot,
     /// A range past the end of a buffer.
     #[error("the range ends behind the buffer, which has {len} bytes")]
     PastBuffer {

@@ -186,7 +186,8 @@ impl Session {
     pub fn mkdir(&self, path: impl AsRef<[u8]>, mode: u16) -> Result<Attr, NativeError> {
         let path = path.as_ref().to_vec();
         self.run(move |volume, caller| {
-            let place = named(walk::place(volume, caller, trimmed(&path))?, Status::Exists)?;
+            let place =
+                named(walk::place(volume, caller, trimmed(&path))?, NativeError::Server(Status::Exists))?;
             Ok(volume.make(caller, place.parent, &place.name, NewNode::Directory, mode)?)
         })
     }
@@ -198,7 +199,7 @@ impl Session {
     pub fn unlink(&self, path: impl AsRef<[u8]>) -> Result<(), NativeError> {
         let path = path.as_ref().to_vec();
         self.run(move |volume, caller| {
-            let place = named(walk::place(volume, caller, &path)?, Status::IsDirectory)?;
+            let place = named(walk::place(volume, caller, &path)?, NativeError::Server(Status::IsDirectory))?;
             Ok(volume.unlink(caller, place.parent, &place.name)?)
         })
     }
@@ -210,7 +211,7 @@ impl Session {
     pub fn rmdir(&self, path: impl AsRef<[u8]>) -> Result<(), NativeError> {
         let path = path.as_ref().to_vec();
         self.run(move |volume, caller| {
-            let place = named(walk::place(volume, caller, trimmed(&path))?, Status::Busy)?;
+            let place = named(walk::place(volume, caller, trimmed(&path))?, NativeError::IsRoot)?;
             Ok(volume.rmdir(caller, place.parent, &place.name)?)
         })
     }
@@ -222,8 +223,8 @@ impl Session {
     pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<(), NativeError> {
         let (from, to) = (from.as_ref().to_vec(), to.as_ref().to_vec());
         self.run(move |volume, caller| {
-            let from = named(walk::place(volume, caller, trimmed(&from))?, Status::Busy)?;
-            let to = named(walk::place(volume, caller, trimmed(&to))?, Status::Busy)?;
+            let from = named(walk::place(volume, caller, trimmed(&from))?, NativeError::IsRoot)?;
+            let to = named(walk::place(volume, caller, trimmed(&to))?, NativeError::IsRoot)?;
             volume.rename(caller, from.parent, &from.name, to.parent, &to.name, RenameMode::Replace)?;
             Ok(())
         })
@@ -338,8 +339,8 @@ fn open(
 }
 
 /// The place, if the path ends in a name.
-fn named(place: walk::Place, otherwise: Status) -> Result<walk::Place, NativeError> {
-    if place.name.is_empty() { Err(NativeError::Server(otherwise)) } else { Ok(place) }
+fn named(place: walk::Place, otherwise: NativeError) -> Result<walk::Place, NativeError> {
+    if place.name.is_empty() { Err(otherwise) } else { Ok(place) }
 }
 
 /// The path without slashes at its end, for names of directories.

@@ -41,7 +41,7 @@ impl Walk<'_> {
     fn target(&mut self, link: InodeNo) -> Result<Vec<Vec<u8>>, NativeError> {
         self.links += 1;
         if self.links > LINKS_MAX {
-            return Err(NativeError::Server(Status::TooManyLinks));
+            return Err(NativeError::LinkLoop { max: LINKS_MAX });
         }
         let target = self.volume.read_link(self.caller, link)?;
         if target.first() == Some(&b'/') {
