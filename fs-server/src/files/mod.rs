@@ -133,8 +133,8 @@ use parking_lot::{Mutex, RwLock};
 use range_table::RangeTable;
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use write_back::DirtyFiles;
 
 /// Default number of slots of the file table: 4 MiB of shared memory.
@@ -226,6 +226,8 @@ pub struct Files {
     closed: Mutex<BTreeSet<InodeNo>>,
     /// Changes since the start, while clients may have something to restore.
     pub(crate) newer: Newer,
+    /// Set while clients may still restore changes that a server before has answered; `None`: nobody does.
+    gathering: OnceLock<Arc<AtomicBool>>,
     /// The hot units of the last period, in units mode. Only their pages are warm.
     hot_set: Mutex<Vec<HotUnit>>,
     /// Held for reading while a one-sided write changes pages, so that a stop waits for it.
@@ -270,6 +272,7 @@ impl Files {
             dirty: DirtyFiles::default(),
             closed: Mutex::default(),
             newer: Newer::default(),
+            gathering: OnceLock::new(),
             hot_set: Mutex::default(),
             one_sided_writes_ended: RwLock::default(),
         })
@@ -304,6 +307,16 @@ impl Files {
 
     pub(crate) fn file_table(&self) -> &FileTable {
         self.active.table()
+    }
+
+    /// Has the NIC engine read no file while this is set, where it has the pattern to say so: its readers ask by requests, which wait until clients have
+    /// restored what they wrote. Holes and the end of a file would tell of a state that no answer has left. Called once, before the first request.
+    pub fn read_by_requests_while(&self, gathering: Arc<AtomicBool>) {
+        assert!(self.gathering.set(gathering).is_ok(), "told once");
+    }
+
+    fn is_gathering(&self) -> bool {
+        self.gathering.get().is_some_and(|gathering| gathering.load(Ordering::Relaxed))
     }
 
     /// Drops regions that became clean, beyond the bound.

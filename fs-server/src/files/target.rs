@@ -136,8 +136,8 @@ impl Files {
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
         let file = self.file_to_read(owner, filekey, offset, out.len())?;
-        if file.is_closed() {
-            // All pages are answered with the pattern, and the client gets the error when it asks by RPC.
+        if file.is_closed() || self.is_gathering() && self.pages.policy().exposure == Exposure::Magic {
+            // All pages are answered with the pattern. The client asks by RPC, and gets the error, or waits for who restores something.
             divide(offset, out.len()).for_each(|part| {
                 let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
                 self.pages.magic().fill(part.offset_in_page, target);

@@ -411,6 +411,7 @@ fn build(
     forgotten.extend(too_many);
     if meta.clean_predecessor().is_none() {
         sessions.gather();
+        files.read_by_requests_while(sessions.gathering());
     }
     let locks = Locks::new(sessions.is_grace_period());
     let tickets = Tickets::new(meta.hash_key());

@@ -209,7 +209,7 @@ pub struct Sessions {
     /// Monotonic milliseconds of the last `tick`.
     ticked_ms: AtomicU64,
     /// Whether clients may still restore answered changes. Cleared once. Relaxed: a reader of an old `true` reads again.
-    gathering: AtomicBool,
+    gathering: Arc<AtomicBool>,
     /// Monotonic milliseconds from which on only connected clients are waited for.
     gather_until_ms: AtomicU64,
     /// Whether the grace period is over and the files that it kept have been freed. Set once, after that (release); read before each request
@@ -238,7 +238,7 @@ impl Sessions {
             recovering: Mutex::new(recovering),
             grace_until_ms: AtomicU64::new((clock.monotonic() + lease).as_millis() as u64),
             ticked_ms: AtomicU64::new(clock.monotonic().as_millis() as u64),
-            gathering: AtomicBool::new(false),
+            gathering: Arc::default(),
             gather_until_ms: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             clock,
@@ -267,6 +267,11 @@ impl Sessions {
     pub fn gather(&self) {
         self.gather_until_ms.store(self.now_ms() + GATHER.as_millis() as u64, Ordering::Relaxed);
         self.gathering.store(true, Ordering::Relaxed);
+    }
+
+    /// Set while clients may still restore answered changes, and perhaps a little longer: until somebody asks.
+    pub fn gathering(&self) -> Arc<AtomicBool> {
+        self.gathering.clone()
     }
 
     /// Ends the gathering: the caller knows that no client of the server before is left.

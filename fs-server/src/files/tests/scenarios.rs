@@ -298,6 +298,27 @@ fn filekeys_guard_what_the_nic_engine_reads() {
     assert_eq!(files.read_file(me, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
 }
 
+/// While clients restore what the server before has answered, the engine tells of no hole and no end.
+#[test]
+fn what_may_be_restored_is_read_by_requests() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, 100).expect("writes");
+    let (me, files) = (RegionOwner(1), &storage.files);
+    let readable = files.open(me, INO, Rights { read: true, write: false }).expect("opens").filekey;
+    let gathering = Arc::new(AtomicBool::new(true));
+    files.read_by_requests_while(gathering.clone());
+    for offset in [0, 50, 100, 4096, 40_000] {
+        let mut out = [0; 200];
+        assert_eq!(files.read_file(me, readable, offset, &mut out), Ok(FileRead::Done(200)), "at {offset}");
+        let in_page = (offset % PAGE_SIZE_U64) as usize;
+        assert!(files.pages.magic().covers(in_page, &out[..(PAGE_SIZE - in_page).min(200)]), "at {offset}");
+    }
+    gathering.store(false, Ordering::Relaxed);
+    let mut out = [0; 200];
+    assert_eq!(files.read_file(me, readable, 0, &mut out), Ok(FileRead::Done(100)));
+    assert_eq!(files.read_file(me, readable, 4096, &mut out), Ok(FileRead::Done(0)));
+}
+
 #[test]
 fn an_open_file_is_not_reaped_and_a_reaped_one_is_stale() {
     let storage = storage(16, 8);
