@@ -112,8 +112,6 @@ struct State {
     free: Vec<u32>,
     /// Frames that a page has had.
     fresh: u32,
-    /// Frames whose memory the system has made, or somebody is having made.
-    made: u32,
     /// Pages on their way in or out.
     busy: HashSet<u64>,
     /// Pages that the device has.
@@ -385,12 +383,14 @@ impl NpRegion {
     ) -> Result<u32, RegionError> {
         let Taken { frame, is_blank } = self.take_frame(state, deadline)?;
         let is_backed = state.backed.contains(&page);
-        let unmade = self.take_unmade(state, frame - FIRST_FRAME);
         let frames = self.memory.translated().frames();
         let filled = MutexGuard::unlocked(state, || {
             let at = frame as usize * PAGE_SIZE;
-            if unmade > 0 {
-                frames.make_pages(at, unmade as usize * PAGE_SIZE);
+            // Blank frames are taken in order.
+            let number = frame - FIRST_FRAME;
+            if is_blank && number.is_multiple_of(MADE_TOGETHER) {
+                let together = MADE_TOGETHER.min(self.frames - number);
+                frames.make_pages(at, together as usize * PAGE_SIZE);
             }
             if is_backed {
                 let mut bytes: Page = [0; PAGE_SIZE];
@@ -414,15 +414,6 @@ impl NpRegion {
             state.free.push(frame);
         }
         filled.map(|()| frame)
-    }
-
-    /// How many frames, from the one of this number on, the caller is to have made. Frames get their first pages in order, so nobody made a later one.
-    fn take_unmade(&self, state: &mut State, number: u32) -> u32 {
-        if number < state.made {
-            return 0;
-        }
-        state.made = (number + MADE_TOGETHER).min(self.frames);
-        state.made - number
     }
 
     /// A frame without a page.
