@@ -289,11 +289,7 @@ impl Files {
         let noted = {
             let mut state = file.state_mut();
             if end > state.size {
-                if matches!(writer, Writer::Grant) {
-                    let start = state.size;
-                    state.unsynced_appends.note(start, end);
-                }
-                state.size = end;
+                writer.lengthen(&mut state, end);
             }
             placed.new.iter().for_each(|piece| state.table.insert(*piece));
             for page in &placed.converted {
@@ -310,13 +306,7 @@ impl Files {
             let noted = self.note_changed(file, NoteData { size, allocated_pages, ..NoteData::default() });
             noted.inspect(|attr| {
                 state.note_contents(attr.change);
-                if let Writer::Request(Some((request, answer))) = writer {
-                    state.note_done(
-                        request,
-                        answer(&Written { offset, len: len as u32, attr: *attr }),
-                        attr.change,
-                    );
-                }
+                writer.note_done(&mut state, &Written { offset, len: len as u32, attr: *attr });
             })
         };
         // After the change: a write-back that takes the file off the list sees the change.

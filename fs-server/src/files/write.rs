@@ -54,6 +54,24 @@ pub enum Writer<'a> {
     Grant,
 }
 
+impl Writer<'_> {
+    /// Makes the file longer, for a write that ends at `end`, behind the file's end.
+    pub(super) fn lengthen(self, state: &mut FileState, end: u64) {
+        if matches!(self, Self::Grant) {
+            let start = state.size;
+            state.unsynced_appends.note(start, end);
+        }
+        state.size = end;
+    }
+
+    /// Notes that the write was done, and its answer if it has one.
+    pub(super) fn note_done(self, state: &mut FileState, written: &Written) {
+        if let Self::Request(Some((request, answer))) = self {
+            state.note_done(request, answer(written), written.attr.change);
+        }
+    }
+}
+
 /// The request of a write, and a function that makes its answer from the result.
 pub type Asked<'a> = (RequestId, &'a dyn Fn(&Written) -> Answer);
 
@@ -157,9 +175,7 @@ impl Writing<'_> {
         state.uncommitted = true;
         let attr = self.files.note_changed(self.file, note)?;
         let written = Written { offset, len: self.source.len() as u32, attr };
-        if let Writer::Request(Some((request, answer))) = self.writer {
-            state.note_done(request, answer(&written), attr.change);
-        }
+        self.writer.note_done(state, &written);
         Ok(written)
     }
 
@@ -220,11 +236,7 @@ impl Writing<'_> {
             let mut state = file.state_mut();
             let mut note = NoteData::default();
             if end > state.size {
-                if matches!(self.writer, Writer::Grant) {
-                    let start = state.size;
-                    state.unsynced_appends.note(start, end);
-                }
-                state.size = end;
+                self.writer.lengthen(&mut state, end);
                 // The last page is a new one, or the old one whose tail is zeros by now.
                 state.tail_is_zero = true;
                 note.size = Some(end);
