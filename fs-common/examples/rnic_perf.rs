@@ -49,14 +49,24 @@ impl Patience {
         Self { asked: 0, since: None }
     }
 
+    #[inline(always)]
     fn is_over(&mut self) -> bool {
         self.asked += 1;
-        self.asked.is_multiple_of(Self::ASKED_BETWEEN)
-            && self.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
+        self.asked.is_multiple_of(Self::ASKED_BETWEEN) && Self::has_passed(&mut self.since)
+    }
+
+    #[cold]
+    fn has_passed(since: &mut Option<Instant>) -> bool {
+        since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
     }
 }
 
 type Failure = Box<dyn std::error::Error>;
+
+#[cold]
+fn failed(completion: &Completion) -> Failure {
+    format!("a request failed: {completion:?}").into()
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verb {
@@ -129,35 +139,36 @@ impl Side {
 
     /// Waits for completions of this kind, and returns how many there are: at least one. Completions of other kinds are kept. Polls all the time, and
     /// does not pause the processor in between, as perftest does not: without KVM, each pause leaves the emulated processor.
+    #[inline(always)]
     fn wait_for(&mut self, kind: CompletionKind) -> Result<u64, Failure> {
         self.wait_with(kind, |_| {})
     }
 
+    #[inline(always)]
     fn wait_with(
         &mut self,
         kind: CompletionKind,
         pause: impl Fn(&dyn CompletionQueue),
     ) -> Result<u64, Failure> {
         let mut patience = Patience::new();
-        loop {
-            let came = std::mem::take(&mut self.came[kind as usize]);
-            if came > 0 {
-                return Ok(came);
-            }
-            while self.cq.poll(&mut self.out, 16) == 0 {
+        let Self { cq, out, came, .. } = self;
+        let cq = &**cq;
+        while came[kind as usize] == 0 {
+            while cq.poll(out, 16) == 0 {
                 if patience.is_over() {
                     return Err("no completion came".into());
                 }
-                pause(&*self.cq);
+                pause(cq);
             }
-            for completion in &self.out {
+            for completion in out.iter() {
                 if completion.status != WcStatus::Success {
-                    return Err(format!("a request failed: {completion:?}").into());
+                    return Err(failed(completion));
                 }
-                self.came[completion.kind as usize] += 1;
+                came[completion.kind as usize] += 1;
             }
-            self.out.clear();
+            out.clear();
         }
+        Ok(std::mem::take(&mut came[kind as usize]))
     }
 
     fn request(&self, op: SendOp, at: u64, len: u32, signaled: bool) -> [SendWr; 1] {

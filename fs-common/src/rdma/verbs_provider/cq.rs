@@ -19,7 +19,7 @@ use crate::ids::QpNumber;
 use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
 use crate::rdma::verbs::{Completion, CompletionPlaces, CompletionQueue};
 use crate::spin::SpinBudget;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
@@ -208,55 +208,81 @@ impl VerbsCq {
         ring_eventfd(&self.broke);
     }
 
-    /// Takes all completions that the RNIC has. The lock of what is polled is held.
-    fn collect(&self, mut taken: Taken<'_>, last: &mut Last) {
-        let mut entries = sys::Entries::new();
+    /// Takes all completions that the RNIC has, of which `entries` has the first. The lock of what is polled is held.
+    #[inline(always)]
+    fn collect(&self, entries: &mut sys::Entries, mut taken: Taken<'_>, last: &mut Last) {
         loop {
-            let (count, completions) = self.raw.poll(&mut entries);
-            // Most polls find nothing, and lock nothing for it.
-            if count > 0 {
-                self.deliver(completions, &mut taken, last);
-            }
+            self.deliver(entries.taken(), &mut taken, last);
             // Fewer than fit one poll: there were no more.
-            if count < sys::POLLED {
+            if entries.count() < sys::POLLED {
                 return;
             }
+            self.raw.poll(entries);
         }
     }
 
-    /// Takes these completions of the RNIC, each for its queue pair. Apart from the loop, so that a poll that finds nothing stays short.
-    #[inline(never)]
-    fn deliver(&self, completions: impl Iterator<Item = sys::Wc>, taken: &mut Taken<'_>, last: &mut Last) {
-        let mut broken = Vec::new();
+    /// Takes these completions of the RNIC, each for its queue pair.
+    #[inline(always)]
+    fn deliver<'e>(
+        &self,
+        completions: impl Iterator<Item = sys::Wc<'e>>,
+        taken: &mut Taken<'_>,
+        last: &mut Last,
+    ) {
         for wc in completions {
-            let qp = if wc.qp == last.raw_number { last.qp.upgrade() } else { None };
-            let Some(qp) = qp.or_else(|| self.look_up(&wc, taken, last)) else { continue };
+            let qp = if wc.qp() == last.raw_number { last.qp.upgrade() } else { None };
+            let Some(qp) = qp.or_else(|| self.look_up(wc, taken, last)) else { continue };
             qp.complete(wc, taken);
-            if wc.status != sys::status::IBV_WC_SUCCESS {
-                broken.push(qp);
+            if wc.status() != sys::status::IBV_WC_SUCCESS {
+                qp.fail();
             }
-        }
-        while let Some(qp) = broken.pop() {
-            qp.fail();
         }
     }
 
     /// The queue pair of a completion. If it is gone, the completion is taken here.
     #[inline(never)]
-    fn look_up(&self, wc: &sys::Wc, taken: &mut Taken<'_>, last: &mut Last) -> Option<Arc<VerbsQp>> {
-        let found = self.queue_pairs.read().get(&wc.qp).cloned();
+    fn look_up(&self, wc: sys::Wc<'_>, taken: &mut Taken<'_>, last: &mut Last) -> Option<Arc<VerbsQp>> {
+        let found = self.queue_pairs.read().get(&wc.qp()).cloned();
         let (number, qp) = found.unwrap_or_default();
         let there = qp.upgrade();
         match there {
-            Some(_) => *last = Last { raw_number: wc.qp, qp },
-            None => self.give_back(wc.wr_id, number, taken),
+            Some(_) => *last = Last { raw_number: wc.qp(), qp },
+            None => self.give_back(wc.wr_id(), number, taken),
         }
         there
     }
 
     /// Takes all completions that the RNIC has for the next poll.
     fn collect_for_later(&self, Polled { waiting, last }: &mut Polled) {
-        self.collect(Taken { polled: &mut Vec::new(), room: 0, waiting }, last);
+        let mut entries = sys::Entries::new();
+        self.raw.poll(&mut entries);
+        self.collect(&mut entries, Taken { polled: &mut Vec::new(), room: 0, waiting }, last);
+    }
+
+    /// Gives up to `max` completions to who polls: those that wait, then those that the RNIC has, of which `entries` has the first. Returns how
+    /// many.
+    #[inline(always)]
+    fn give(
+        &self,
+        mut polled: MutexGuard<'_, Polled>,
+        entries: &mut sys::Entries,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> usize {
+        let before = out.len();
+        let Polled { waiting, last } = &mut *polled;
+        if !waiting.is_empty() {
+            hand_over(waiting, out, max);
+        }
+        let room = max - (out.len() - before);
+        self.collect(entries, Taken { polled: out, room, waiting }, last);
+        let left = !waiting.is_empty();
+        drop(polled);
+        if left {
+            // Another thread that sleeps on this queue can take the rest.
+            self.wake();
+        }
+        out.len() - before
     }
 
     /// Takes all completions that the RNIC has, which frees the places of unsignaled requests.
@@ -318,23 +344,14 @@ impl CompletionQueue for VerbsCq {
     }
 
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let before = out.len();
-        let mut polled = self.polled.lock();
-        let Polled { waiting, last } = &mut *polled;
-        if !waiting.is_empty() {
-            hand_over(waiting, out, max);
+        let polled = self.polled.lock();
+        let mut entries = sys::Entries::new();
+        self.raw.poll(&mut entries);
+        // Most polls find nothing.
+        if entries.count() == 0 && polled.waiting.is_empty() {
+            return 0;
         }
-        let room = max - (out.len() - before);
-        if room > 0 {
-            self.collect(Taken { polled: out, room, waiting }, last);
-        }
-        let left = !waiting.is_empty();
-        drop(polled);
-        if left {
-            // Another thread that sleeps on this queue can take the rest.
-            self.wake();
-        }
-        out.len() - before
+        self.give(polled, &mut entries, out, max)
     }
 
     fn arm(&self) -> bool {

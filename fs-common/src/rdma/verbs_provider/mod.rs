@@ -32,6 +32,7 @@ mod regions;
 mod shared_receives;
 mod sys;
 mod sys_flush;
+mod under_way;
 mod window;
 
 use crate::cluster_key::ClusterKeys;

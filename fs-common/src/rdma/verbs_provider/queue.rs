@@ -15,8 +15,9 @@ use super::cm::Events;
 use super::cq::{Promise, Taken, VerbsCq};
 use super::regions::Regions;
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Batch, Far, Mw, Next, Pd, Wc};
+use super::sys::{self, Batch, Far, Lists, Mw, Next, Pd, Wc};
 use super::sys_flush::Flush;
+use super::under_way::UnderWay;
 use super::window::VerbsWindow;
 use super::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
 use crate::ids::{Lkey, QpNumber};
@@ -27,8 +28,8 @@ use crate::rdma::verbs::{
     RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WrId, count_within,
 };
 use parking_lot::Mutex;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Set in the `wr_id` of a receive.
@@ -46,6 +47,7 @@ enum Tells {
 }
 
 /// A send that is under way.
+#[derive(Clone, Copy)]
 struct Sending {
     wr_id: WrId,
     kind: CompletionKind,
@@ -53,57 +55,30 @@ struct Sending {
     tells: Tells,
 }
 
-/// The requests that are under way on one queue, and the number of the first.
-struct UnderWay<T> {
-    first: u64,
-    list: VecDeque<T>,
-    /// Number of completions that the user has not polled yet.
-    unpolled: Arc<AtomicU32>,
+impl Sending {
+    /// A check of the peer.
+    const CHECK: Self = Self { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
 }
 
-impl<T> Default for UnderWay<T> {
-    fn default() -> Self {
-        Self { first: 0, list: VecDeque::new(), unpolled: Arc::default() }
-    }
-}
-
-impl<T> UnderWay<T> {
-    fn next(&self) -> u64 {
-        self.first + self.list.len() as u64
-    }
-
-    /// Free places, of `depth`.
-    fn room(&self, depth: u32) -> usize {
-        let taken = self.list.len() + self.unpolled.load(Ordering::Acquire) as usize;
-        (depth as usize).saturating_sub(taken)
-    }
-
-    /// Removes the request with this number and all before it; returns the former.
-    fn take(&mut self, number: u64) -> Option<T> {
-        let before = usize::try_from(number.checked_sub(self.first)?).ok()?;
-        if before >= self.list.len() {
-            return None;
-        }
-        self.first = number + 1;
-        // Mostly there are none, and to drain none is work, too.
-        if before > 0 {
-            self.list.drain(..before);
-        }
-        self.list.pop_front()
-    }
-}
-
-#[derive(Default)]
 struct Sends {
     under_way: UnderWay<Sending>,
     /// Requests posted since the last one that was signaled.
     silent: u32,
     /// The number of the last check of the peer. It is still under way unless all requests under way are newer.
     probe: Option<u64>,
+    /// For who posts.
+    lists: Lists,
 }
 
 impl Sends {
+    /// Of a queue with `depth` places for the user; the check of the peer has one more.
+    fn new(depth: u32) -> Self {
+        let under_way = UnderWay::new(depth.saturating_add(1), Sending::CHECK);
+        Self { under_way, silent: 0, probe: None, lists: Lists::default() }
+    }
+
     /// Free places of the user, of `depth`.
+    #[inline]
     fn room(&self, depth: u32) -> usize {
         let is_probing = self.probe.is_some_and(|number| number >= self.under_way.first);
         self.under_way.room(depth + u32::from(is_probing))
@@ -111,7 +86,7 @@ impl Sends {
 
     /// Whether a request is under way whose end comes as a completion. Requests that are not signaled stay in the list when they are done.
     fn is_watched(&self) -> bool {
-        self.under_way.list.len() > self.silent as usize
+        self.under_way.len() > self.silent as usize
     }
 }
 
@@ -224,11 +199,14 @@ fn tell<'r>(
     Ok(())
 }
 
+#[inline]
 fn status_of(status: u32, is_receive: bool) -> WcStatus {
+    if status == sys::status::IBV_WC_SUCCESS { WcStatus::Success } else { failure_of(status, is_receive) }
+}
+
+#[cold]
+fn failure_of(status: u32, is_receive: bool) -> WcStatus {
     use sys::status as s;
-    if status == s::IBV_WC_SUCCESS {
-        return WcStatus::Success;
-    }
     match status {
         // rdma_rxe's status for a message that is longer than its receive (6.12, `rxe_resp.c`: a malformed request).
         s::IBV_WC_LOC_QP_OP_ERR if is_receive => WcStatus::LocalLength,
@@ -250,6 +228,8 @@ impl VerbsQp {
     /// A queue pair in state `Init`.
     pub(super) fn new(parts: Parts) -> Arc<Self> {
         let [send_cq, recv_cq] = parts.queues;
+        // Shared receives are under way elsewhere.
+        let own_receives = if parts.shared.is_some() { 0 } else { parts.capacities.recv_depth };
         let qp = Arc::new_cyclic(|this| Self {
             number: parts.number,
             peer: parts.peer,
@@ -267,8 +247,8 @@ impl VerbsQp {
             pd: parts.pd,
             this: this.clone(),
             shared: parts.shared,
-            sends: Mutex::default(),
-            receives: Mutex::default(),
+            sends: Mutex::new(Sends::new(parts.capacities.send_depth)),
+            receives: Mutex::new(UnderWay::new(own_receives, WrId(0))),
         });
         qp.events.queue_pairs.fetch_add(1, Ordering::Relaxed);
         for queue in [&qp.send_cq, &qp.recv_cq] {
@@ -310,34 +290,40 @@ impl VerbsQp {
     }
 
     /// Takes a completion of this queue pair from the RNIC; completions for the user are added to `taken`.
-    #[inline]
-    pub(super) fn complete(&self, wc: Wc, taken: &mut Taken<'_>) {
-        let status = status_of(wc.status, wc.wr_id & RECEIVE != 0);
-        let completion = |wr_id, kind, byte_len| {
-            let byte_len = if status == WcStatus::Success { byte_len } else { 0 };
-            Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None, absent: false }
-        };
-        if wc.wr_id & RECEIVE != 0 {
-            let is_immediate = wc.imm.is_some() || wc.is_write_imm;
-            let kind = if is_immediate { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
-            let received = |wr_id| Completion { imm: wc.imm, ..completion(wr_id, kind, wc.byte_len) };
-            if let Some(shared) = &self.shared {
-                return shared.complete(wc.wr_id, received, taken);
-            }
-            let mut receives = self.receives.lock();
-            let Some(wr_id) = receives.take(wc.wr_id & !RECEIVE) else { return };
-            return taken.add(received(wr_id), &receives.unpolled);
+    #[inline(always)]
+    pub(super) fn complete(&self, wc: Wc<'_>, taken: &mut Taken<'_>) {
+        let is_receive = wc.wr_id() & RECEIVE != 0;
+        let status = status_of(wc.status(), is_receive);
+        if is_receive {
+            return self.complete_receive(wc, status, taken);
         }
         let mut sends = self.sends.lock();
-        let Some(sent) = sends.under_way.take(wc.wr_id) else { return };
-        let is_told = match sent.tells {
-            Tells::End => true,
-            Tells::Failure => status != WcStatus::Success,
-            Tells::Nothing => false,
-        };
-        if is_told {
-            taken.add(completion(sent.wr_id, sent.kind, sent.len), &sends.under_way.unpolled);
+        let Some(sent) = sends.under_way.take(wc.wr_id()) else { return };
+        if sent.tells == Tells::End || (sent.tells == Tells::Failure && status != WcStatus::Success) {
+            let completion = self.completion(sent.wr_id, sent.kind, status, sent.len);
+            taken.add(completion, &sends.under_way.unpolled);
         }
+    }
+
+    fn complete_receive(&self, wc: Wc<'_>, status: WcStatus, taken: &mut Taken<'_>) {
+        let imm = wc.imm();
+        let has_imm = imm.is_some() || wc.is_write_imm();
+        let kind = if has_imm { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
+        let received = |wr_id| Completion { imm, ..self.completion(wr_id, kind, status, wc.byte_len()) };
+        if let Some(shared) = &self.shared {
+            return shared.complete(wc.wr_id(), received, taken);
+        }
+        let mut receives = self.receives.lock();
+        if let Some(wr_id) = receives.take(wc.wr_id() & !RECEIVE) {
+            taken.add(received(wr_id), &receives.unpolled);
+        }
+    }
+
+    /// `len` is of no meaning if the request failed.
+    #[inline]
+    fn completion(&self, wr_id: WrId, kind: CompletionKind, status: WcStatus, len: u32) -> Completion {
+        let byte_len = if status == WcStatus::Success { len } else { 0 };
+        Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None, absent: false }
     }
 
     /// Sends the peer's RNIC an empty WRITE, if nothing is under way whose end would be heard of. It needs no key (IBTA volume 1, C9-88), and its
@@ -354,20 +340,21 @@ impl VerbsQp {
         if self.state() != QpState::ReadyToSend || sends.is_watched() {
             return;
         }
-        let mut batch = Batch::new();
-        batch.next(sends.under_way.next(), &[], true).write(Far { rkey: 0, offset: 0 });
-        if self.id.post_send(&mut batch).is_ok() {
-            let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
-            sends.probe = Some(sends.under_way.next());
+        let number = sends.under_way.next();
+        let mut batch = Batch::of(&mut sends.lists);
+        batch.next(number, &[], true).write(Far { rkey: 0, offset: 0 });
+        if self.id.post_send(batch).is_ok() {
+            sends.probe = Some(number);
             sends.silent = 0;
-            sends.under_way.list.push_back(own);
+            sends.under_way.push(Sending::CHECK);
         }
     }
 
     /// The status of a request that is refused here.
     #[cold]
     fn refusal(&self, request: &SendWr) -> Option<WcStatus> {
-        let mut batch = Batch::new();
+        let mut lists = Lists::default();
+        let mut batch = Batch::of(&mut lists);
         let next = batch.next(0, request.local.as_slice(), false);
         tell(request, request.local.len(), self.reach, &self.landing, next).err()
     }
@@ -398,56 +385,91 @@ impl VerbsQp {
         if sends.room(self.capacities.send_depth) == 0 {
             return Err(PostError::QueueFull { posted: 0 });
         }
-        let mut batch = Batch::new();
-        tell(batch.next(sends.under_way.next(), &[], true));
-        if let Err((_, error)) = self.id.post_send(&mut batch) {
+        let number = sends.under_way.next();
+        let mut batch = Batch::of(&mut sends.lists);
+        tell(batch.next(number, &[], true));
+        if let Err((_, error)) = self.id.post_send(batch) {
             drop(sends);
-            tracing::debug!(%error, ?kind, "the RNIC refused a post");
-            self.fail();
-            return Err(PostError::BadState { state: QpState::Error });
+            return Err(self.broken_by(&error));
         }
         sends.silent = 0;
-        sends.under_way.list.push_back(Sending { wr_id, kind, len: 0, tells: Tells::End });
+        sends.under_way.push(Sending { wr_id, kind, len: 0, tells: Tells::End });
         Ok(())
     }
 
-    /// Posts as many requests as there is room for; returns how many.
+    /// Posts as many requests as there is room for, and up to one that the RNIC could not take; returns how many.
+    #[inline(always)]
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.sends.lock();
         let room = sends.room(self.capacities.send_depth);
+        let Sends { under_way, silent, lists, .. } = &mut *sends;
         // Where bytes are copied, their regions stay until they are.
         let mut regions = None;
-        let mut batch = Batch::new();
+        let mut batch = Batch::of(lists);
         for request in &requests[..requests.len().min(room)] {
+            if request.local.count() > self.capacities.max_sges {
+                break;
+            }
             let (local, len) = (request.local.as_slice(), request.local.len());
-            let is_asked = request.signaled || sends.silent + 1 >= self.capacities.send_depth.div_ceil(2);
-            let next = batch.next(sends.under_way.next(), local, is_asked);
+            let is_asked = request.signaled || *silent + 1 >= self.capacities.send_depth.div_ceil(2);
+            let next = batch.next(under_way.next() + batch.len() as u64, local, is_asked);
             if tell(request, len, self.reach, &self.landing, next).is_err() {
                 break;
             }
             if self.is_inline(&request.op, len) {
                 batch.copy_last(local, regions.get_or_insert_with(|| self.regions.read()));
             }
-            sends.silent = if is_asked { 0 } else { sends.silent + 1 };
-            sends.under_way.list.push_back(Sending {
+            *silent = if is_asked { 0 } else { *silent + 1 };
+        }
+        let count = batch.len();
+        let result = self.id.post_send(batch);
+        let posted = match &result {
+            Ok(()) => count,
+            Err((posted, _)) => *posted,
+        };
+        // The RNIC is at work meanwhile; who takes its completions waits for the lock.
+        for request in &requests[..posted] {
+            under_way.push(Sending {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),
-                len: len as u32,
+                len: request.local.len() as u32,
                 tells: if request.signaled { Tells::End } else { Tells::Failure },
             });
         }
-        let count = batch.len();
-        match self.id.post_send(&mut batch) {
+        drop(sends);
+        match result {
             Ok(()) => Ok(count),
-            Err((done, error)) => {
-                // Requests that the RNIC did not take are not under way.
-                let left = sends.under_way.list.len() - (count - done);
-                sends.under_way.list.truncate(left);
-                drop(sends);
-                tracing::debug!(%error, "the RNIC refused a post");
-                self.fail();
-                Err(PostError::BadState { state: QpState::Error })
+            Err((_, error)) => Err(self.broken_by(&error)),
+        }
+    }
+
+    /// Breaks the queue pair, whose RNIC refused a post.
+    #[cold]
+    fn broken_by(&self, error: &io::Error) -> PostError {
+        tracing::debug!(%error, "the RNIC refused a post");
+        self.fail();
+        PostError::BadState { state: QpState::Error }
+    }
+
+    /// Goes on behind requests that are posted: makes room, or tells why the next one was not.
+    #[inline(never)]
+    fn post_rest(&self, requests: &[SendWr], mut posted: usize) -> Result<(), PostError> {
+        let (of, most) = (requests.len(), self.capacities.max_sges);
+        let requests = &requests[..count_within(requests, most)];
+        let refusal = |posted: usize| requests.get(posted).and_then(|request| self.refusal(request));
+        if posted < requests.len() && refusal(posted).is_none() {
+            // Unsignaled requests may be done by now.
+            self.send_cq.make_room();
+            posted += self.post_some(&requests[posted..])?;
+        }
+        match refusal(posted) {
+            Some(status) => {
+                self.refuse(&requests[posted..], status);
+                Ok(())
             }
+            None if posted < requests.len() => Err(PostError::QueueFull { posted }),
+            None if posted < of => Err(PostError::TooManySges { posted, most }),
+            None => Ok(()),
         }
     }
 }
@@ -503,26 +525,9 @@ impl QueuePair for VerbsQp {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
         }
-        let (of, most) = (requests.len(), self.capacities.max_sges);
-        let requests = &requests[..count_within(requests, most)];
-        let mut posted = self.post_some(requests)?;
-        if posted == of {
-            return Ok(());
-        }
-        let refusal = |posted: usize| requests.get(posted).and_then(|request| self.refusal(request));
-        if posted < requests.len() && refusal(posted).is_none() {
-            // Unsignaled requests may be done by now.
-            self.send_cq.make_room();
-            posted += self.post_some(&requests[posted..])?;
-        }
-        match refusal(posted) {
-            Some(status) => {
-                self.refuse(&requests[posted..], status);
-                Ok(())
-            }
-            None if posted < requests.len() => Err(PostError::QueueFull { posted }),
-            None if posted < of => Err(PostError::TooManySges { posted, most }),
-            None => Ok(()),
+        match self.post_some(requests)? {
+            posted if posted == requests.len() => Ok(()),
+            posted => self.post_rest(requests, posted),
         }
     }
 
@@ -544,7 +549,7 @@ impl QueuePair for VerbsQp {
                 self.fail();
                 return Err(PostError::BadState { state: QpState::Error });
             }
-            receives.list.push_back(request.wr_id);
+            receives.push(request.wr_id);
         }
         if within < requests.len() { Err(PostError::TooManySges { posted: within, most }) } else { Ok(()) }
     }
@@ -583,17 +588,21 @@ impl Drop for VerbsQp {
 mod tests {
     use super::*;
 
+    fn sending(tells: Tells) -> Sending {
+        Sending { tells, ..Sending::CHECK }
+    }
+
     #[test]
     fn a_look_for_the_peer_takes_none_of_the_users_places() {
-        let mut sends = Sends::default();
-        let sending =
-            || Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+        let mut sends = Sends::new(2);
         for round in 0..3 {
             assert_eq!(sends.room(2), 2, "round {round}");
             sends.probe = Some(sends.under_way.next());
-            sends.under_way.list.push_back(sending());
+            sends.under_way.push(Sending::CHECK);
             assert_eq!(sends.room(2), 2);
-            sends.under_way.list.extend([sending(), sending()]);
+            for _ in 0..2 {
+                sends.under_way.push(sending(Tells::End));
+            }
             assert_eq!(sends.room(2), 0);
             let last = sends.under_way.next() - 1;
             sends.under_way.take(last - 2).expect("the look");
@@ -605,37 +614,23 @@ mod tests {
 
     #[test]
     fn requests_that_nobody_hears_of_do_not_keep_from_a_look_for_the_peer() {
-        let mut sends = Sends::default();
-        let sending =
-            || Sending { wr_id: WrId(0), kind: CompletionKind::Send, len: 0, tells: Tells::Failure };
+        let mut sends = Sends::new(4);
         assert!(!sends.is_watched());
         // Two that are not signaled: done or not, they stay.
-        sends.under_way.list.extend([sending(), sending()]);
+        for _ in 0..2 {
+            sends.under_way.push(sending(Tells::Failure));
+        }
         sends.silent = 2;
         assert!(!sends.is_watched());
         // The look itself, and one behind it.
         let look = sends.under_way.next();
-        sends.under_way.list.push_back(sending());
+        sends.under_way.push(Sending::CHECK);
         sends.silent = 0;
         assert!(sends.is_watched());
-        sends.under_way.list.push_back(sending());
+        sends.under_way.push(sending(Tells::Failure));
         sends.silent = 1;
         assert!(sends.is_watched());
         sends.under_way.take(look).expect("it is done");
         assert!(!sends.is_watched());
-    }
-
-    #[test]
-    fn a_completion_ends_what_was_posted_before_it() {
-        let mut under_way = UnderWay::default();
-        for name in ["a", "b", "c", "d"] {
-            under_way.list.push_back(name);
-        }
-        assert_eq!(under_way.next(), 4);
-        assert_eq!(under_way.take(1), Some("b"));
-        assert_eq!(under_way.take(0), None, "it is over");
-        assert_eq!(under_way.take(4), None, "nobody posted that");
-        assert_eq!(under_way.take(2), Some("c"));
-        assert_eq!((under_way.take(3), under_way.next()), (Some("d"), 4));
     }
 }

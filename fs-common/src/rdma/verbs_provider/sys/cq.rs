@@ -7,16 +7,44 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 
-/// A completion of the RNIC.
-#[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Wc {
-    pub(in super::super) wr_id: u64,
-    pub(in super::super) status: u32,
-    pub(in super::super) qp: u32,
-    pub(in super::super) byte_len: u32,
+/// A completion of the RNIC, where the library has left it.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Wc<'e>(&'e ffi::ibv_wc);
+
+impl Wc<'_> {
+    #[inline]
+    pub(in super::super) fn wr_id(self) -> u64 {
+        self.0.wr_id
+    }
+
+    #[inline]
+    pub(in super::super) fn status(self) -> u32 {
+        self.0.status
+    }
+
+    /// The RNIC's number of the queue pair.
+    #[inline]
+    pub(in super::super) fn qp(self) -> u32 {
+        self.0.qp_num
+    }
+
+    #[inline]
+    pub(in super::super) fn byte_len(self) -> u32 {
+        self.0.byte_len
+    }
+
     /// The immediate, if it consumed a receive and the peer sent one.
-    pub(in super::super) imm: Option<u32>,
-    pub(in super::super) is_write_imm: bool,
+    #[inline]
+    pub(in super::super) fn imm(self) -> Option<u32> {
+        let has_imm = self.0.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+        // SAFETY: both variants of the union are 32 bits wide.
+        has_imm.then(|| u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data }))
+    }
+
+    #[inline]
+    pub(in super::super) fn is_write_imm(self) -> bool {
+        self.0.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM
+    }
 }
 
 /// A completion queue with its channel.
@@ -33,12 +61,27 @@ unsafe impl Sync for Cq {}
 /// Completions taken with one call.
 pub(in super::super) const POLLED: usize = 16;
 
-/// Room for [`POLLED`] completions.
-pub(in super::super) struct Entries([MaybeUninit<ffi::ibv_wc>; POLLED]);
+/// Room for [`POLLED`] completions, and those that the last poll has taken.
+pub(in super::super) struct Entries {
+    taken: [MaybeUninit<ffi::ibv_wc>; POLLED],
+    count: usize,
+}
 
 impl Entries {
+    #[inline]
     pub(in super::super) fn new() -> Self {
-        Self([const { MaybeUninit::uninit() }; POLLED])
+        Self { taken: [const { MaybeUninit::uninit() }; POLLED], count: 0 }
+    }
+
+    #[inline]
+    pub(in super::super) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    pub(in super::super) fn taken(&self) -> impl Iterator<Item = Wc<'_>> {
+        // SAFETY: one of the first `count`, which the library has filled in.
+        self.taken[..self.count].iter().map(|entry| Wc(unsafe { entry.assume_init_ref() }))
     }
 }
 
@@ -66,31 +109,18 @@ impl Cq {
         unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 
-    /// Takes up to [`POLLED`] completions; returns how many there are, and themselves.
-    pub(in super::super) fn poll<'e>(
-        &self,
-        entries: &'e mut Entries,
-    ) -> (usize, impl Iterator<Item = Wc> + use<'e>) {
+    /// Takes up to [`POLLED`] completions.
+    #[inline]
+    pub(in super::super) fn poll(&self, entries: &mut Entries) {
         // SAFETY: the queue is there; room for `POLLED` entries, of which the library fills in as many as it says.
         let count = unsafe {
-            ffi::ibv_poll_cq(self.raw.as_ptr(), POLLED as i32, entries.0.as_mut_ptr().cast::<ffi::ibv_wc>())
+            ffi::ibv_poll_cq(
+                self.raw.as_ptr(),
+                POLLED as i32,
+                entries.taken.as_mut_ptr().cast::<ffi::ibv_wc>(),
+            )
         };
-        let count = usize::try_from(count).unwrap_or(0).min(POLLED);
-        let taken = entries.0[..count].iter().map(|entry| {
-            // SAFETY: one of the first `count`, which the library has filled in.
-            let entry = unsafe { entry.assume_init_ref() };
-            let has_imm = entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-            Wc {
-                wr_id: entry.wr_id,
-                status: entry.status,
-                qp: entry.qp_num,
-                byte_len: entry.byte_len,
-                // SAFETY: both variants of the union are 32 bits wide.
-                imm: has_imm.then(|| u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data })),
-                is_write_imm: entry.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
-            }
-        });
-        (count, taken)
+        entries.count = usize::try_from(count).unwrap_or(0).min(POLLED);
     }
 
     /// Makes room for this many completions. Those that wait stay.

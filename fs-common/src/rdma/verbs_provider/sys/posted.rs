@@ -5,15 +5,11 @@ use super::srq::receive_with;
 use super::{Id, Mr, Mrs, Mw, Rights, ffi, made};
 use crate::rdma::verbs::Sge;
 use crate::rdma::verbs_provider::sys_flush::{self, Flush};
-use smallvec::SmallVec;
 use std::ffi::c_int;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
-
-/// Requests of one post. Most posts are short, and these need no memory of the heap.
-type Few<T> = SmallVec<[T; 4]>;
 
 // A range is an element as libibverbs knows it.
 const _: () = {
@@ -36,19 +32,28 @@ pub(in super::super) struct Far {
     pub(in super::super) offset: u64,
 }
 
-/// Send work requests of one post, as libibverbs takes them. Those that are not copied point at the local ranges that they were made of.
-pub(in super::super) struct Batch<'r> {
+/// The lists of a post, whose memory the next post uses again. What they point to is of use during that post only.
+#[derive(Default)]
+pub(in super::super) struct Lists {
     /// All but FLUSHes, which `ibv_post_send` does not know.
-    wrs: Few<ffi::ibv_send_wr>,
+    wrs: Vec<ffi::ibv_send_wr>,
     /// The elements of all requests that are copied, one behind the other.
-    copied: Few<ffi::ibv_sge>,
+    copied: Vec<ffi::ibv_sge>,
     flushes: Vec<PostedFlush>,
+}
+
+// SAFETY: between posts nobody follows the pointers in it: a new batch begins with empty lists.
+unsafe impl Send for Lists {}
+
+/// Send work requests of one post, as libibverbs takes them. Those that are not copied point at the local ranges that they were made of.
+pub(in super::super) struct Batch<'b, 'r> {
+    lists: &'b mut Lists,
     _ranges: PhantomData<&'r [Sge]>,
 }
 
 /// A FLUSH of a batch.
 struct PostedFlush {
-    /// How many of `Batch::wrs` are before it.
+    /// How many of `Lists::wrs` are before it.
     behind: usize,
     wr_id: u64,
     flush: Flush,
@@ -57,26 +62,32 @@ struct PostedFlush {
 
 const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
 
-impl<'r> Batch<'r> {
-    pub(in super::super) fn new() -> Self {
-        Self { wrs: Few::new(), copied: Few::new(), flushes: Vec::new(), _ranges: PhantomData }
+impl<'b, 'r> Batch<'b, 'r> {
+    /// An empty one.
+    #[inline]
+    pub(in super::super) fn of(lists: &'b mut Lists) -> Self {
+        lists.wrs.clear();
+        lists.copied.clear();
+        lists.flushes.clear();
+        Self { lists, _ranges: PhantomData }
     }
 
+    #[inline]
     pub(in super::super) fn len(&self) -> usize {
-        self.wrs.len() + self.flushes.len()
+        self.lists.wrs.len() + self.lists.flushes.len()
     }
 
     /// A request behind the others, which is there when its operation is told.
     #[inline]
     pub(in super::super) fn next(&mut self, wr_id: u64, local: &'r [Sge], signaled: bool) -> Next<'_, 'r> {
-        Next { batch: self, wr_id, local, signaled }
+        Next { lists: self.lists, wr_id, local, signaled }
     }
 
     /// Has the post copy the bytes of the last request, a SEND or WRITE, from `regions`, if all of its local ranges are there: else the RNIC reads the ranges,
     /// and refuses the one without a region. They stay registered until the batch is posted.
     pub(in super::super) fn copy_last(&mut self, local: &[Sge], regions: &Mrs) {
         if self.copies(local, regions)
-            && let Some(last) = self.wrs.last_mut()
+            && let Some(last) = self.lists.wrs.last_mut()
         {
             last.send_flags |= INLINE;
         }
@@ -84,13 +95,14 @@ impl<'r> Batch<'r> {
 
     /// Adds elements with the places of these ranges in this process's memory, if all of them have one. Returns whether they have.
     fn copies(&mut self, local: &[Sge], regions: &Mrs) -> bool {
-        let before = self.copied.len();
+        let copied = &mut self.lists.copied;
+        let before = copied.len();
         for range in local {
             let Some(addr) = regions.get(&range.lkey.0).and_then(|region| region.mapped(range)) else {
-                self.copied.truncate(before);
+                copied.truncate(before);
                 return false;
             };
-            self.copied.push(ffi::ibv_sge { addr, length: range.len, lkey: range.lkey.0 });
+            copied.push(ffi::ibv_sge { addr, length: range.len, lkey: range.lkey.0 });
         }
         true
     }
@@ -98,7 +110,7 @@ impl<'r> Batch<'r> {
 
 /// A request of a batch whose operation is not told yet. It is built where it stays: each operation is one step from the poster's request to the RNIC's.
 pub(in super::super) struct Next<'b, 'r> {
-    batch: &'b mut Batch<'r>,
+    lists: &'b mut Lists,
     wr_id: u64,
     local: &'r [Sge],
     signaled: bool,
@@ -115,7 +127,7 @@ impl<'r> Next<'_, 'r> {
         wr.opcode = opcode;
         wr.send_flags = if self.signaled { ffi::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
         set(&mut wr);
-        self.batch.wrs.push(wr);
+        self.lists.wrs.push(wr);
     }
 
     #[inline]
@@ -163,8 +175,8 @@ impl<'r> Next<'_, 'r> {
     }
 
     pub(in super::super) fn flush(self, flush: Flush) {
-        let behind = self.batch.wrs.len();
-        self.batch.flushes.push(PostedFlush { behind, wr_id: self.wr_id, flush, is_signaled: self.signaled });
+        let behind = self.lists.wrs.len();
+        self.lists.flushes.push(PostedFlush { behind, wr_id: self.wr_id, flush, is_signaled: self.signaled });
     }
 
     /// Binds a window to these bytes of a region, with its new key.
@@ -211,9 +223,19 @@ impl Id {
 
     /// Posts send work requests, with one doorbell, and one more for each FLUSH among them. The error contains how many were posted. The caller holds
     /// a lock meanwhile, and the regions of requests that are copied.
-    pub(in super::super) fn post_send(&self, batch: &mut Batch<'_>) -> Result<(), (usize, io::Error)> {
-        assert!(self.made_with.is_some(), "there is a queue pair to post to");
-        let Batch { wrs, copied, flushes, .. } = batch;
+    #[inline(always)]
+    pub(in super::super) fn post_send(&self, batch: Batch<'_, '_>) -> Result<(), (usize, io::Error)> {
+        let Batch { lists, .. } = batch;
+        if lists.copied.is_empty() && lists.flushes.is_empty() {
+            return self.post_run(&mut lists.wrs);
+        }
+        self.post_runs(lists)
+    }
+
+    /// As `post_send`, of requests some of which are copied or are FLUSHes. Apart, so that a post of others stays short.
+    #[inline(never)]
+    fn post_runs(&self, lists: &mut Lists) -> Result<(), (usize, io::Error)> {
+        let Lists { wrs, copied, flushes } = lists;
         let mut elements = copied.as_mut_ptr();
         for wr in wrs.iter_mut().filter(|wr| wr.send_flags & INLINE != 0) {
             wr.sg_list = elements;
@@ -235,7 +257,9 @@ impl Id {
     }
 
     /// Posts requests that `ibv_post_send` supports, whose lists of elements are set.
+    #[inline(always)]
     fn post_run(&self, wrs: &mut [ffi::ibv_send_wr]) -> Result<(), (usize, io::Error)> {
+        assert!(self.made_with.is_some(), "there is a queue pair to post to");
         let Some(last) = wrs.len().checked_sub(1) else { return Ok(()) };
         let first = wrs.as_mut_ptr();
         for index in 0..last {
@@ -248,15 +272,19 @@ impl Id {
         // copy can race with others is as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
             0 => Ok(()),
-            error => {
-                let posted = if bad.is_null() {
-                    0
-                } else {
-                    // SAFETY: the library gives an element of the list.
-                    usize::try_from(unsafe { bad.offset_from(first) }).unwrap_or(0)
-                };
-                Err((posted, io::Error::from_raw_os_error(error.abs())))
-            }
+            error => Err(refused(first, bad, error)),
         }
     }
+}
+
+/// How many requests of the list that begins with `first` were posted before `bad`, and why that one was not.
+#[cold]
+fn refused(first: *mut ffi::ibv_send_wr, bad: *mut ffi::ibv_send_wr, error: c_int) -> (usize, io::Error) {
+    let posted = if bad.is_null() {
+        0
+    } else {
+        // SAFETY: the library gives an element of the list.
+        usize::try_from(unsafe { bad.offset_from(first) }).unwrap_or(0)
+    };
+    (posted, io::Error::from_raw_os_error(error.abs()))
 }
