@@ -12,7 +12,7 @@
 //! Waiting spins for as long as the budget says ([`SpinBudget`]), then arms the queue and sleeps on one descriptor for both reasons to
 //! wake up: a completion, and a queue pair that broke.
 
-use super::queue::VerbsQp;
+use super::requests::Requests;
 use super::shared_receives::{VerbsSrq, queue_of};
 use super::sys;
 use crate::ids::QpNumber;
@@ -37,12 +37,11 @@ struct Waiting {
     unpolled: Option<Arc<AtomicU32>>,
 }
 
-/// The queue pair that the last completion was of. Most completions are of the same one, and are spared the look-up. It may be gone, and its number that of
-/// another one by then; then it is looked up.
+/// The requests of the queue pair that the last completion was of. Most completions are of the same one, and are spared the look-up.
 #[derive(Default)]
 struct Last {
     raw_number: u32,
-    qp: Weak<VerbsQp>,
+    requests: Option<Arc<Requests>>,
 }
 
 /// What who polls locks.
@@ -126,8 +125,8 @@ impl Drop for Promise {
 pub(super) struct VerbsCq {
     pub(super) raw: Arc<sys::Cq>,
     places: Mutex<Places>,
-    /// By the RNIC's number of the queue pair: this side's number, and the queue pair.
-    queue_pairs: RwLock<BTreeMap<u32, (QpNumber, Weak<VerbsQp>)>>,
+    /// The requests of queue pairs, by the RNIC's numbers of these.
+    queue_pairs: RwLock<BTreeMap<u32, Arc<Requests>>>,
     /// Shared receive queues by their numbers.
     shared: RwLock<BTreeMap<u32, Weak<VerbsSrq>>>,
     /// Locked while the RNIC is polled, so that completions stay in order.
@@ -182,10 +181,10 @@ impl VerbsCq {
     }
 
     /// Adds a queue pair whose completions come here.
-    pub(super) fn add(&self, raw_number: u32, number: QpNumber, qp: &Arc<VerbsQp>) {
+    pub(super) fn add(&self, raw_number: u32, requests: &Arc<Requests>) {
         let mut known = self.queue_pairs.write();
-        known.retain(|_, (_, qp)| qp.strong_count() > 0);
-        known.insert(raw_number, (number, Arc::downgrade(qp)));
+        known.retain(|_, requests| !requests.is_gone());
+        known.insert(raw_number, requests.clone());
     }
 
     /// Adds a shared receive queue whose receives complete here.
@@ -230,26 +229,43 @@ impl VerbsCq {
         last: &mut Last,
     ) {
         for wc in completions {
-            let qp = if wc.qp() == last.raw_number { last.qp.upgrade() } else { None };
-            let Some(qp) = qp.or_else(|| self.look_up(wc, taken, last)) else { continue };
-            qp.complete(wc, taken);
-            if wc.status() != sys::status::IBV_WC_SUCCESS {
+            let requests = match &last.requests {
+                // The RNIC gives numbers of queue pairs that are gone to others.
+                Some(requests) if last.raw_number == wc.qp() && !requests.is_gone() => requests,
+                _ => match self.look_up(wc, taken, last) {
+                    Some(requests) => requests,
+                    None => continue,
+                },
+            };
+            requests.complete(wc, taken);
+            if wc.status() != sys::status::IBV_WC_SUCCESS
+                && let Some(qp) = requests.qp.upgrade()
+            {
                 qp.fail();
             }
         }
     }
 
-    /// The queue pair of a completion. If it is gone, the completion is taken here.
+    /// The requests that a completion is of. If their queue pair is gone, the completion is taken here.
     #[inline(never)]
-    fn look_up(&self, wc: sys::Wc<'_>, taken: &mut Taken<'_>, last: &mut Last) -> Option<Arc<VerbsQp>> {
+    fn look_up<'l>(
+        &self,
+        wc: sys::Wc<'_>,
+        taken: &mut Taken<'_>,
+        last: &'l mut Last,
+    ) -> Option<&'l Arc<Requests>> {
         let found = self.queue_pairs.read().get(&wc.qp()).cloned();
-        let (number, qp) = found.unwrap_or_default();
-        let there = qp.upgrade();
-        match there {
-            Some(_) => *last = Last { raw_number: wc.qp(), qp },
-            None => self.give_back(wc.wr_id(), number, taken),
+        match found {
+            Some(requests) if !requests.is_gone() => {
+                last.raw_number = wc.qp();
+                Some(last.requests.insert(requests))
+            }
+            gone => {
+                let number = gone.map(|requests| requests.number).unwrap_or_default();
+                self.give_back(wc.wr_id(), number, taken);
+                None
+            }
         }
-        there
     }
 
     /// Takes all completions that the RNIC has for the next poll.

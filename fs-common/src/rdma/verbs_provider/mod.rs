@@ -29,6 +29,7 @@ mod listen;
 mod port;
 mod queue;
 mod regions;
+mod requests;
 mod shared_receives;
 mod sys;
 mod sys_flush;

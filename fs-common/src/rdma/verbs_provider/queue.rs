@@ -12,10 +12,11 @@
 //! and the peer is told.
 
 use super::cm::Events;
-use super::cq::{Promise, Taken, VerbsCq};
+use super::cq::{Promise, VerbsCq};
 use super::regions::Regions;
+use super::requests::{Requests, Sending, Sends, Tells};
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Batch, Far, Lists, Mw, Next, Pd, Wc};
+use super::sys::{self, Batch, Far, Lists, Mw, Next, Pd};
 use super::sys_flush::Flush;
 use super::under_way::UnderWay;
 use super::window::VerbsWindow;
@@ -29,70 +30,14 @@ use crate::rdma::verbs::{
 };
 use parking_lot::Mutex;
 use std::io;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Set in the `wr_id` of a receive.
 pub(super) const RECEIVE: u64 = 1 << 63;
 
-/// What the user is told of a send.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Tells {
-    /// Its result.
-    End,
-    /// Its failure only.
-    Failure,
-    /// Nothing: it is not the user's.
-    Nothing,
-}
-
-/// A send that is under way.
-#[derive(Clone, Copy)]
-struct Sending {
-    wr_id: WrId,
-    kind: CompletionKind,
-    len: u32,
-    tells: Tells,
-}
-
-impl Sending {
-    /// A check of the peer.
-    const CHECK: Self = Self { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
-}
-
-struct Sends {
-    under_way: UnderWay<Sending>,
-    /// Requests posted since the last one that was signaled.
-    silent: u32,
-    /// The number of the last check of the peer. It is still under way unless all requests under way are newer.
-    probe: Option<u64>,
-    /// For who posts.
-    lists: Lists,
-}
-
-impl Sends {
-    /// Of a queue with `depth` places for the user; the check of the peer has one more.
-    fn new(depth: u32) -> Self {
-        let under_way = UnderWay::new(depth.saturating_add(1), Sending::CHECK);
-        Self { under_way, silent: 0, probe: None, lists: Lists::default() }
-    }
-
-    /// Free places of the user, of `depth`.
-    #[inline]
-    fn room(&self, depth: u32) -> usize {
-        let is_probing = self.probe.is_some_and(|number| number >= self.under_way.first);
-        self.under_way.room(depth + u32::from(is_probing))
-    }
-
-    /// Whether a request is under way whose end comes as a completion. Requests that are not signaled stay in the list when they are done.
-    fn is_watched(&self) -> bool {
-        self.under_way.len() > self.silent as usize
-    }
-}
-
 /// A queue pair; see the module.
 pub(super) struct VerbsQp {
-    number: QpNumber,
     peer: PeerIdentity,
     id: sys::Id,
     events: Arc<Events>,
@@ -112,9 +57,7 @@ pub(super) struct VerbsQp {
     this: Weak<Self>,
     /// The shared queue of its receives; `None`: it has receives of its own.
     shared: Option<Arc<VerbsSrq>>,
-    /// Locked while posting, so that numbers are posted in order.
-    sends: Mutex<Sends>,
-    receives: Mutex<UnderWay<WrId>>,
+    requests: Arc<Requests>,
 }
 
 /// The parts of a new queue pair.
@@ -199,39 +142,22 @@ fn tell<'r>(
     Ok(())
 }
 
-#[inline]
-fn status_of(status: u32, is_receive: bool) -> WcStatus {
-    if status == sys::status::IBV_WC_SUCCESS { WcStatus::Success } else { failure_of(status, is_receive) }
-}
-
-#[cold]
-fn failure_of(status: u32, is_receive: bool) -> WcStatus {
-    use sys::status as s;
-    match status {
-        // rdma_rxe's status for a message that is longer than its receive (6.12, `rxe_resp.c`: a malformed request).
-        s::IBV_WC_LOC_QP_OP_ERR if is_receive => WcStatus::LocalLength,
-        s::IBV_WC_LOC_LEN_ERR => WcStatus::LocalLength,
-        s::IBV_WC_LOC_PROT_ERR
-        | s::IBV_WC_LOC_QP_OP_ERR
-        | s::IBV_WC_LOC_ACCESS_ERR
-        | s::IBV_WC_MW_BIND_ERR => WcStatus::LocalProtection,
-        s::IBV_WC_REM_ACCESS_ERR => WcStatus::RemoteAccess,
-        s::IBV_WC_REM_INV_REQ_ERR => WcStatus::RemoteInvalid,
-        s::IBV_WC_REM_OP_ERR | s::IBV_WC_REM_ABORT_ERR => WcStatus::RemoteOperation,
-        s::IBV_WC_WR_FLUSH_ERR => WcStatus::Flushed,
-        // The peer, or the path to it, is gone.
-        _ => WcStatus::Disconnected,
-    }
-}
-
 impl VerbsQp {
     /// A queue pair in state `Init`.
     pub(super) fn new(parts: Parts) -> Arc<Self> {
         let [send_cq, recv_cq] = parts.queues;
         // Shared receives are under way elsewhere.
         let own_receives = if parts.shared.is_some() { 0 } else { parts.capacities.recv_depth };
+        let capacities = parts.capacities;
         let qp = Arc::new_cyclic(|this| Self {
-            number: parts.number,
+            requests: Arc::new(Requests {
+                number: parts.number,
+                qp: this.clone(),
+                is_gone: AtomicBool::new(false),
+                shared: parts.shared.as_ref().map(Arc::downgrade),
+                sends: Mutex::new(Sends::new(capacities.send_depth)),
+                receives: Mutex::new(UnderWay::new(own_receives, WrId(0))),
+            }),
             peer: parts.peer,
             id: parts.id,
             events: parts.events,
@@ -239,7 +165,7 @@ impl VerbsQp {
             send_cq,
             recv_cq,
             _promises: parts.promises,
-            capacities: parts.capacities,
+            capacities,
             reach: parts.flushing.0,
             landing: [Sge { lkey: Lkey(parts.flushing.1.lkey()), offset: 0, len: 1 }],
             _landing: parts.flushing.1,
@@ -247,12 +173,10 @@ impl VerbsQp {
             pd: parts.pd,
             this: this.clone(),
             shared: parts.shared,
-            sends: Mutex::new(Sends::new(parts.capacities.send_depth)),
-            receives: Mutex::new(UnderWay::new(own_receives, WrId(0))),
         });
         qp.events.queue_pairs.fetch_add(1, Ordering::Relaxed);
         for queue in [&qp.send_cq, &qp.recv_cq] {
-            queue.add(parts.raw_number, parts.number, &qp);
+            queue.add(parts.raw_number, &qp.requests);
         }
         qp
     }
@@ -289,54 +213,17 @@ impl VerbsQp {
         }
     }
 
-    /// Takes a completion of this queue pair from the RNIC; completions for the user are added to `taken`.
-    #[inline(always)]
-    pub(super) fn complete(&self, wc: Wc<'_>, taken: &mut Taken<'_>) {
-        let is_receive = wc.wr_id() & RECEIVE != 0;
-        let status = status_of(wc.status(), is_receive);
-        if is_receive {
-            return self.complete_receive(wc, status, taken);
-        }
-        let mut sends = self.sends.lock();
-        let Some(sent) = sends.under_way.take(wc.wr_id()) else { return };
-        if sent.tells == Tells::End || (sent.tells == Tells::Failure && status != WcStatus::Success) {
-            let completion = self.completion(sent.wr_id, sent.kind, status, sent.len);
-            taken.add(completion, &sends.under_way.unpolled);
-        }
-    }
-
-    fn complete_receive(&self, wc: Wc<'_>, status: WcStatus, taken: &mut Taken<'_>) {
-        let imm = wc.imm();
-        let has_imm = imm.is_some() || wc.is_write_imm();
-        let kind = if has_imm { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
-        let received = |wr_id| Completion { imm, ..self.completion(wr_id, kind, status, wc.byte_len()) };
-        if let Some(shared) = &self.shared {
-            return shared.complete(wc.wr_id(), received, taken);
-        }
-        let mut receives = self.receives.lock();
-        if let Some(wr_id) = receives.take(wc.wr_id() & !RECEIVE) {
-            taken.add(received(wr_id), &receives.unpolled);
-        }
-    }
-
-    /// `len` is of no meaning if the request failed.
-    #[inline]
-    fn completion(&self, wr_id: WrId, kind: CompletionKind, status: WcStatus, len: u32) -> Completion {
-        let byte_len = if status == WcStatus::Success { len } else { 0 };
-        Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None, absent: false }
-    }
-
     /// Sends the peer's RNIC an empty WRITE, if nothing is under way whose end would be heard of. It needs no key (IBTA volume 1, C9-88), and its
     /// failure breaks the queue pair: so this side notices that a peer is gone without a word, even if it only waits for that peer's answer.
     pub(super) fn probe(&self) {
         if self.state() != QpState::ReadyToSend {
             return;
         }
-        if self.sends.lock().is_watched() {
+        if self.requests.sends.lock().is_watched() {
             // Of an idle queue pair nobody polls: what the last check came to lies there.
             self.send_cq.look();
         }
-        let mut sends = self.sends.lock();
+        let mut sends = self.requests.sends.lock();
         if self.state() != QpState::ReadyToSend || sends.is_watched() {
             return;
         }
@@ -381,7 +268,7 @@ impl VerbsQp {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
         }
-        let mut sends = self.sends.lock();
+        let mut sends = self.requests.sends.lock();
         if sends.room(self.capacities.send_depth) == 0 {
             return Err(PostError::QueueFull { posted: 0 });
         }
@@ -400,7 +287,7 @@ impl VerbsQp {
     /// Posts as many requests as there is room for, and up to one that the RNIC could not take; returns how many.
     #[inline(always)]
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
-        let mut sends = self.sends.lock();
+        let mut sends = self.requests.sends.lock();
         let room = sends.room(self.capacities.send_depth);
         let Sends { under_way, silent, lists, .. } = &mut *sends;
         // Where bytes are copied, their regions stay until they are.
@@ -482,7 +369,7 @@ impl VerbsQp {
         let statuses = std::iter::once(status).chain(std::iter::repeat(WcStatus::Flushed));
         self.send_cq.put(requests.iter().zip(statuses).map(|(request, status)| Completion {
             wr_id: request.wr_id,
-            qp: self.number,
+            qp: self.requests.number,
             kind: request.op.kind(),
             status,
             byte_len: 0,
@@ -494,7 +381,7 @@ impl VerbsQp {
 
 impl QueuePair for VerbsQp {
     fn number(&self) -> QpNumber {
-        self.number
+        self.requests.number
     }
 
     fn state(&self) -> QpState {
@@ -538,7 +425,7 @@ impl QueuePair for VerbsQp {
         }
         let most = self.capacities.max_sges;
         let within = count_within(requests, most);
-        let mut receives = self.receives.lock();
+        let mut receives = self.requests.receives.lock();
         for (posted, request) in requests[..within].iter().enumerate() {
             if receives.room(self.capacities.recv_depth) == 0 {
                 return Err(PostError::QueueFull { posted });
@@ -574,6 +461,7 @@ impl QueuePair for VerbsQp {
 
 impl Drop for VerbsQp {
     fn drop(&mut self) {
+        self.requests.is_gone.store(true, Ordering::Release);
         self.events.forget(self.id.number());
         self.events.queue_pairs.fetch_sub(1, Ordering::Relaxed);
         self.fail();
@@ -581,56 +469,5 @@ impl Drop for VerbsQp {
             // Some RNICs drop a queue pair's completions with it, and receives that it took would never come back.
             self.recv_cq.take_what_is_there();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sending(tells: Tells) -> Sending {
-        Sending { tells, ..Sending::CHECK }
-    }
-
-    #[test]
-    fn a_look_for_the_peer_takes_none_of_the_users_places() {
-        let mut sends = Sends::new(2);
-        for round in 0..3 {
-            assert_eq!(sends.room(2), 2, "round {round}");
-            sends.probe = Some(sends.under_way.next());
-            sends.under_way.push(Sending::CHECK);
-            assert_eq!(sends.room(2), 2);
-            for _ in 0..2 {
-                sends.under_way.push(sending(Tells::End));
-            }
-            assert_eq!(sends.room(2), 0);
-            let last = sends.under_way.next() - 1;
-            sends.under_way.take(last - 2).expect("the look");
-            assert_eq!(sends.room(2), 0);
-            // Both are done: an unsignaled request ends with the one behind it.
-            sends.under_way.take(last).expect("the last");
-        }
-    }
-
-    #[test]
-    fn requests_that_nobody_hears_of_do_not_keep_from_a_look_for_the_peer() {
-        let mut sends = Sends::new(4);
-        assert!(!sends.is_watched());
-        // Two that are not signaled: done or not, they stay.
-        for _ in 0..2 {
-            sends.under_way.push(sending(Tells::Failure));
-        }
-        sends.silent = 2;
-        assert!(!sends.is_watched());
-        // The look itself, and one behind it.
-        let look = sends.under_way.next();
-        sends.under_way.push(Sending::CHECK);
-        sends.silent = 0;
-        assert!(sends.is_watched());
-        sends.under_way.push(sending(Tells::Failure));
-        sends.silent = 1;
-        assert!(sends.is_watched());
-        sends.under_way.take(look).expect("it is done");
-        assert!(!sends.is_watched());
     }
 }
