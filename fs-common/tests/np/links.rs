@@ -128,6 +128,51 @@ fn writes_that_are_not_signaled_are_checked_with_the_next_that_is() {
 }
 
 #[test]
+fn one_read_checks_the_signaled_writes_of_a_doorbell_to_pages_that_follow_each_other() {
+    let served = Served::new(LinkKind::Tcp, 64);
+    served.region.bring_in(0, 16 * PAGE).expect("in");
+    let mut peer = served.peer();
+    for page in 0..16 {
+        peer.write(page * PAGE, &[1; 8]);
+    }
+    let orders: [[u64; 16]; 2] =
+        [std::array::from_fn(|at| at as u64), std::array::from_fn(|at| at as u64 * 7 % 16)];
+    // READs of entries: one a doorbell, one for 16 KiB, one each; of pages that do not follow each other one each.
+    for (order, len, reads) in [(0, 100, 1), (0, 2048, 2), (0, 4096, 4), (1, 100, 16), (0, 100, 1)] {
+        let before = peer.peer.figures();
+        let bytes = pattern(before.one_sided, 16 * 4096);
+        peer.memory.write(0, &bytes);
+        let gone = before.one_sided % 16;
+        served.region.evict_page(gone).expect("evicted");
+        let requests: Vec<NpWr> =
+            orders[order].iter().map(|page| peer.wr(NpOp::Write, page * PAGE, page * PAGE, len)).collect();
+        assert_eq!(peer.peer.post_all(requests).expect("posted"), 16);
+        let done = peer.peer.drain();
+        assert!(done.len() == 16 && done.iter().all(|done| done.status == NpStatus::Success), "{done:?}");
+        let after = peer.peer.figures();
+        assert_eq!(after.entry_reads - before.entry_reads, reads, "{len} B in order {order}");
+        // The one whose page was gone is asked for, and no other.
+        assert_eq!(
+            (after.calls - before.calls, after.write_faults - before.write_faults),
+            (1, 1),
+            "{after:?}"
+        );
+        let mut found = vec![0; len as usize];
+        for page in 0..16 {
+            served.region.read(page * PAGE, &mut found).expect("read");
+            assert!(found == bytes[page as usize * 4096..][..len as usize], "{len} B at page {page}");
+        }
+        // So that its entry is known again.
+        peer.write(gone * PAGE, &[1; 8]);
+    }
+    // One alone is not waited for.
+    let before = peer.peer.figures();
+    let wr = peer.wr(NpOp::Write, 0, 0, 100);
+    peer.peer.post(wr).expect("posted");
+    assert_eq!((peer.peer.drain().len(), peer.peer.figures().entry_reads - before.entry_reads), (1, 1));
+}
+
+#[test]
 fn data_that_looks_like_the_signature_is_read_all_the_same() {
     let served = Served::new(LinkKind::Tcp, 64);
     let mut peer = served.peer();

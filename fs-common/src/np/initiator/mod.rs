@@ -3,10 +3,12 @@
 //! * `request`: what a program asks for and gets back.
 //! * `versions`: entries of pages, as they were last seen.
 //! * `order`: which accesses may be under way together.
-//! * `optimistic`: the one-sided way; `calls`: the two-sided way; `streak`: when the second is gone without a try of the first.
+//! * `optimistic`: the one-sided way; `checks`: what a READ of entries checks.
+//! * `calls`: the two-sided way; `streak`: when it is gone without a try of the one-sided one.
 //! * `flight`: an access under way; `peer`: all of them.
 
 mod calls;
+mod checks;
 mod flight;
 mod optimistic;
 mod order;

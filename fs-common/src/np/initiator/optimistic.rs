@@ -7,7 +7,7 @@
 //! | WRITE, not all known | READ of the entries, WRITE, READ of the entries | the same | see below |
 //!
 //! A WRITE of which a page did not stay goes once more, if all its pages now have frames; otherwise the target is asked, for the range from the first
-//! such page to the last. WRITEs that are not signaled are checked together, when the next request is that is, or when one has to wait for them.
+//! such page to the last. One READ checks all WRITEs of a doorbell whose pages follow each other, and those that were not signaled before it (`checks`).
 //!
 //! **Where this end of the link looks pages up** ([`QueuePair::looks_pages_up`](crate::rdma::QueuePair::looks_pages_up)) nothing is signaled, and an access that met an
 //! absent page completes all the same. Often the post itself tells that all is executed, and that no page was absent
@@ -20,8 +20,10 @@
 //! | WRITE to one page | WRITE | | the target |
 //! | WRITE to several | WRITE | | once more, between two READs of the entries, as above |
 
+use super::checks::Run;
 use super::flight::widened;
-use super::peer::{BATCH_CHECKED, ENTRIES_MAX, NpPeer, READ_DONE, ROOM, WRITE_CHECKED};
+use super::peer::{BATCH_CHECKED, ENTRIES_MAX, NpPeer, READ_DONE, ROOM};
+use super::request::NpOp;
 use crate::ids::{PAGE_SIZE, Rkey};
 use crate::memory::SharedMemory;
 use crate::memory::paged::PageEntry;
@@ -30,7 +32,7 @@ use crate::rdma::{Remote, SendOp, SendWr, WrId};
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 
-/// WRITEs beyond so many pages are checked at once, signaled or not.
+/// A WRITE of more pages is checked with its doorbell, signaled or not.
 const BATCHED_PAGES_MAX: u64 = 16;
 
 impl NpPeer {
@@ -46,22 +48,22 @@ impl NpPeer {
             signaled: false,
         };
         self.posts.push(access);
-        self.unchecked.push(slot);
+        self.checks.add(slot);
     }
 
     /// All that was posted is executed, and met no absent page. Returns whether there was any.
     pub(super) fn end_told(&mut self) -> bool {
-        let ended = std::mem::take(&mut self.unchecked);
-        self.figures.one_sided += ended.len() as u64;
-        ended.iter().for_each(|slot| self.finish(*slot));
-        let any = !ended.is_empty();
-        if any {
+        let ended = self.checks.end_open();
+        self.figures.one_sided += ended as u64;
+        for _ in 0..ended {
+            if let Some(slot) = self.checks.next() {
+                self.finish(slot);
+            }
+        }
+        if ended > 0 {
             self.streak.tried(true);
         }
-        // Its memory serves the next doorbell.
-        self.unchecked = ended;
-        self.unchecked.clear();
-        any
+        ended > 0
     }
 
     pub(super) fn post_read(&mut self, slot: usize) {
@@ -76,32 +78,44 @@ impl NpPeer {
         self.posts.push(read);
     }
 
-    pub(super) fn post_write(&mut self, slot: usize, signaled: bool) {
+    pub(super) fn post_write(&mut self, slot: usize) {
         let flight = &self.flights[slot];
         let Some((region, at)) = self.local(&flight.wr) else { return };
-        let pages = flight.pages();
+        let (pages, len) = (flight.pages(), flight.wr.len);
         let count = pages.end() - pages.start() + 1;
-        let alone = signaled && self.unchecked.is_empty() || count > BATCHED_PAGES_MAX;
         let write = SendWr {
             wr_id: WrId(slot as u64),
             op: SendOp::Write(self.welcome.region.at(flight.wr.offset)),
-            local: region.sge(at, flight.wr.len).into(),
+            local: region.sge(at, len).into(),
             signaled: false,
         };
-        self.flights[slot].entries_in = (slot, *pages.start());
         if !self.recall(slot, &pages) {
             let entries = self.entries(slot * ROOM, *pages.start(), count, None);
             self.posts.push(entries);
         }
-        self.posts.push(write);
-        if alone {
-            let at = slot * ROOM + ENTRIES_MAX * 8;
-            let checked = WrId(WRITE_CHECKED << 32 | slot as u64);
-            let check = self.entries(at, *pages.start(), count, Some(checked));
-            self.posts.push(check);
-        } else {
-            self.unchecked.push(slot);
+        if let Some(run) = self.checks.add_write(slot, pages, len) {
+            self.post_check(&run, None);
         }
+        self.flights[slot].entries_in = self.checks.entries_in().unwrap_or((slot, 0));
+        self.posts.push(write);
+        if count > BATCHED_PAGES_MAX {
+            self.await_run();
+        }
+    }
+
+    /// Has the WRITEs so far checked with this doorbell.
+    pub(super) fn await_run(&mut self) {
+        if self.checks.await_run() {
+            self.check_batch();
+        }
+    }
+
+    /// Posts the READ that checks a run.
+    fn post_check(&mut self, run: &Run, wr_id: Option<WrId>) {
+        let at = run.slot * ROOM + ENTRIES_MAX * 8;
+        let first = *run.pages.start();
+        let check = self.entries(at, first, run.pages.end() - first + 1, wr_id);
+        self.posts.push(check);
     }
 
     /// Puts the entries that pages had when they were last seen where those from before a WRITE are; `false`: they are not all known. Where
@@ -132,45 +146,23 @@ impl NpPeer {
         }
     }
 
-    /// Checks the accesses that nobody has checked: with one READ for WRITEs that follow each other in the region (section 3.1.1), with one for all where
-    /// completions tell of absent pages.
+    /// Has the accesses checked that nobody has checked.
     pub(super) fn check_batch(&mut self) {
-        let Some(last) = self.unchecked.last().copied() else { return };
-        let batch = std::mem::take(&mut self.unchecked);
-        let mut reads: Vec<(usize, RangeInclusive<u64>)> = Vec::new();
-        for slot in &batch {
-            let flight = &mut self.flights[*slot];
-            if flight.told {
-                continue;
-            }
-            let pages = flight.pages();
-            match reads.last_mut() {
-                // Pages that the last READ has, or that are next to them.
-                Some((of, read))
-                    if (*read.start()..=read.end() + 1).contains(pages.start())
-                        && pages.end() - read.start() < ENTRIES_MAX as u64 =>
-                {
-                    *read = *read.start()..=*read.end().max(pages.end());
-                    flight.entries_in = (*of, *read.start());
-                }
-                _ => {
-                    flight.entries_in = (*slot, *pages.start());
-                    reads.push((*slot, pages));
-                }
-            }
-        }
-        if reads.is_empty() {
+        if let Some(run) = self.checks.close() {
             // Completions of those that met an absent page have come when this one comes.
-            reads.push((last, 0..=0));
+            self.post_check(&run, Some(WrId(BATCH_CHECKED << 32)));
         }
-        let count = reads.len();
-        for (index, (slot, pages)) in reads.into_iter().enumerate() {
-            let at = slot * ROOM + ENTRIES_MAX * 8;
-            let wr_id = (index + 1 == count).then_some(WrId(BATCH_CHECKED << 32));
-            let check = self.entries(at, *pages.start(), pages.end() - pages.start() + 1, wr_id);
-            self.posts.push(check);
+    }
+
+    /// A READ that checks a batch has come.
+    pub(super) fn batch_came(&mut self) {
+        for _ in 0..self.checks.batch_came() {
+            let Some(slot) = self.checks.next() else { return };
+            match self.flights[slot].wr.op {
+                NpOp::Read => self.check_read(slot),
+                _ => self.check_write(slot),
+            }
         }
-        self.batches.push_back(batch);
     }
 
     /// Looks for the signature in what a READ brought.
@@ -224,8 +216,8 @@ impl NpPeer {
         self.figures.write_faults += 1;
         if all_there {
             (flight.repeated, flight.told) = (true, false);
-            self.check_batch();
-            self.post_write(slot, true);
+            self.post_write(slot);
+            self.await_run();
         } else {
             self.ask(slot, start, end);
         }

@@ -9,6 +9,7 @@
 //! * Pending, under way, and completed but not taken: no more than the depth.
 
 use super::calls::{CALL_SENT, CALLS_LEN, Calls, Piece, greet};
+use super::checks::Checks;
 use super::flight::Flight;
 use super::order::{Span, UnderWay};
 use super::request::{NpCompletion, NpError, NpLocal, NpOp, NpSettings, NpStatus, NpWr, PeerFigures};
@@ -39,8 +40,7 @@ const POLLS_PER_LOOK: u32 = 16;
 
 /// What a polled completion is about; the high half of its wr_id.
 pub(super) const READ_DONE: u64 = 1;
-pub(super) const WRITE_CHECKED: u64 = 2;
-pub(super) const BATCH_CHECKED: u64 = 3;
+pub(super) const BATCH_CHECKED: u64 = 2;
 
 /// A peer of a region. It belongs to one thread at a time.
 pub struct NpPeer {
@@ -60,10 +60,8 @@ pub struct NpPeer {
     /// The accesses under way, which each new one is compared with.
     under_way: UnderWay,
     pending: VecDeque<NpWr>,
-    /// WRITEs that nobody has checked yet, in order; where completions tell of absent pages, all accesses of the next doorbell.
-    pub(super) unchecked: Vec<usize>,
-    /// Those whose check is under way, a batch for each.
-    pub(super) batches: VecDeque<Vec<usize>>,
+    /// Accesses that are to be checked.
+    pub(super) checks: Checks,
     pub(super) posts: Vec<SendWr>,
     polled: Vec<Completion>,
     done: VecDeque<NpCompletion>,
@@ -127,8 +125,7 @@ impl NpPeer {
             free: (0..depth).rev().collect(),
             under_way: UnderWay::new(depth),
             pending: VecDeque::new(),
-            unchecked: Vec::new(),
-            batches: VecDeque::new(),
+            checks: Checks::default(),
             posts: Vec::new(),
             polled: Vec::new(),
             done: VecDeque::new(),
@@ -301,8 +298,8 @@ impl NpPeer {
                 let (Some(slot), Some(wr)) = (self.free.pop(), self.pending.pop_front()) else { break };
                 self.begin(slot, &wr);
             }
-            if !self.tells && (waits || self.free.is_empty()) {
-                // Those that are waited for must be checked.
+            // Those that are waited for must be checked.
+            if self.checks.is_awaited() || !self.tells && (waits || self.free.is_empty()) {
                 self.check_batch();
             }
             while let Some(send) = self.calls.next(WrId(CALL_SENT << 32)) {
@@ -325,7 +322,7 @@ impl NpPeer {
                 Err(_) => self.fail(),
                 Ok(_) if !self.tells => {}
                 // Behind others that are not known to be done, these are not done either.
-                Ok(true) if self.batches.is_empty() => ended |= self.end_told(),
+                Ok(true) if !self.checks.are_under_way() => ended |= self.end_told(),
                 Ok(_) => self.check_batch(),
             }
         }
@@ -351,11 +348,11 @@ impl NpPeer {
             }
             NpOp::Read | NpOp::Write if self.tells => self.post_told(slot),
             NpOp::Read => self.post_read(slot),
-            NpOp::Write => self.post_write(slot, signaled),
+            NpOp::Write => self.post_write(slot),
             NpOp::CompareSwap { .. } | NpOp::FetchAdd(_) => self.ask(slot, 0, 8),
         }
         if signaled && !self.tells {
-            self.check_batch();
+            self.await_run();
         }
     }
 
@@ -376,16 +373,7 @@ impl NpPeer {
         }
         match completion.wr_id.0 >> 32 {
             READ_DONE => self.check_read(slot),
-            WRITE_CHECKED => self.check_write(slot),
-            BATCH_CHECKED => {
-                let batch = self.batches.pop_front().unwrap_or_default();
-                for slot in batch {
-                    match self.flights[slot].wr.op {
-                        NpOp::Read => self.check_read(slot),
-                        _ => self.check_write(slot),
-                    }
-                }
-            }
+            BATCH_CHECKED => self.batch_came(),
             _ => {}
         }
     }
@@ -468,8 +456,7 @@ impl NpPeer {
             return;
         }
         self.qp.close();
-        self.unchecked.clear();
-        self.batches.clear();
+        self.checks = Checks::default();
         self.posts.clear();
         for slot in 0..self.flights.len() {
             if self.flights[slot].is_under_way {

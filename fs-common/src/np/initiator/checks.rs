@@ -1,0 +1,117 @@
+//! Accesses that a later READ of entries checks, in the order in which they were posted.
+//!
+//! WRITEs of pages that follow each other are a *run*: one READ of the entries checks them all (NP-RDMA section 3.1.1). Runs up to a READ that is
+//! signaled are a *batch*, which that READ's completion ends. Where completions tell of absent pages, a batch is what went with one doorbell.
+//!
+//! A run that somebody *awaits*, since a signaled request is in it or behind it, is checked with its doorbell, or as soon as it has `AWAITED_BYTES_MAX`.
+
+use super::peer::ENTRIES_MAX;
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+/// Bytes of an awaited run, whose accesses all wait for the last: half of what the target takes with one system call, so that it works on one run while
+/// the next is made.
+const AWAITED_BYTES_MAX: u64 = 16 << 10;
+
+/// WRITEs of pages that follow each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// The access in whose room the entries come.
+    pub(super) slot: usize,
+    pub(super) pages: RangeInclusive<u64>,
+    bytes: u64,
+    is_awaited: bool,
+}
+
+impl Run {
+    /// The READ of an entry that nobody looks at, behind accesses that need no entries.
+    pub(super) fn of_nothing(slot: usize) -> Self {
+        Self { slot, pages: 0..=0, bytes: 0, is_awaited: true }
+    }
+
+    /// Whether these pages are some of it, or are next to it and fit.
+    fn takes(&self, pages: &RangeInclusive<u64>) -> bool {
+        (*self.pages.start()..=self.pages.end() + 1).contains(pages.start())
+            && pages.end() - self.pages.start() < ENTRIES_MAX as u64
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Checks {
+    /// Those of the batches, then those of none yet.
+    accesses: VecDeque<usize>,
+    /// How many accesses each batch has whose READ is under way.
+    batches: VecDeque<usize>,
+    /// Accesses of no batch.
+    open: usize,
+    /// The last run, if its READ is not posted.
+    run: Option<Run>,
+}
+
+impl Checks {
+    /// Adds an access that needs no entries.
+    pub(super) fn add(&mut self, slot: usize) {
+        self.accesses.push_back(slot);
+        self.open += 1;
+    }
+
+    /// Adds a WRITE. Returns the run before, if that ends here; its READ belongs before the WRITE.
+    pub(super) fn add_write(&mut self, slot: usize, pages: RangeInclusive<u64>, len: u32) -> Option<Run> {
+        self.add(slot);
+        let bytes = u64::from(len);
+        match &mut self.run {
+            Some(run) if run.takes(&pages) => {
+                run.pages = *run.pages.start()..=*run.pages.end().max(pages.end());
+                run.bytes += bytes;
+                None
+            }
+            _ => self.run.replace(Run { slot, pages, bytes, is_awaited: false }),
+        }
+    }
+
+    /// The access in whose room the entries of the last run come, and the page of the first of them.
+    pub(super) fn entries_in(&self) -> Option<(usize, u64)> {
+        self.run.as_ref().map(|run| (run.slot, *run.pages.start()))
+    }
+
+    /// Somebody awaits the last run. Returns whether it is long enough to be checked at once.
+    pub(super) fn await_run(&mut self) -> bool {
+        self.run.as_mut().is_some_and(|run| {
+            run.is_awaited = true;
+            run.bytes >= AWAITED_BYTES_MAX
+        })
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.is_awaited)
+    }
+
+    /// Makes a batch of all that is in none. Returns what its READ is to bring.
+    pub(super) fn close(&mut self) -> Option<Run> {
+        let open = std::mem::take(&mut self.open);
+        let last = *self.accesses.back().filter(|_| open > 0)?;
+        self.batches.push_back(open);
+        Some(self.run.take().unwrap_or_else(|| Run::of_nothing(last)))
+    }
+
+    /// Whether READs of batches are under way.
+    pub(super) fn are_under_way(&self) -> bool {
+        !self.batches.is_empty()
+    }
+
+    /// The READ of the first batch has come: how many accesses [`Self::next`] gives now.
+    pub(super) fn batch_came(&mut self) -> usize {
+        self.batches.pop_front().unwrap_or(0)
+    }
+
+    /// All accesses of no batch are known to be done, and there is no batch: how many [`Self::next`] gives now.
+    pub(super) fn end_open(&mut self) -> usize {
+        debug_assert!(!self.are_under_way() && self.run.is_none(), "these would be done first");
+        std::mem::take(&mut self.open)
+    }
+
+    pub(super) fn next(&mut self) -> Option<usize> {
+        self.accesses.pop_front()
+    }
+}
