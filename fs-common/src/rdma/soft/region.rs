@@ -105,10 +105,10 @@ pub enum PersistenceKind {
     AtTarget,
 }
 
-/// Spreads the keys of regions, as each work request looks one up. They are random already, and only keys that were given out are in the table: nobody can
-/// choose keys that fall together.
+/// Spreads keys of regions, and numbers of queue pairs, as each work request looks one up. Only those are in a table that this side gave out: nobody can
+/// choose some that fall together.
 #[derive(Default)]
-struct KeyHasher(u64);
+pub(super) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     #[inline]
@@ -122,8 +122,13 @@ impl Hasher for KeyHasher {
 
     #[inline]
     fn write_u32(&mut self, key: u32) {
+        self.write_u64(u64::from(key));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, key: u64) {
         // An odd number, the golden ratio of 64 bits: the table looks at the high bits, too.
-        self.0 = (self.0 ^ u64::from(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = (self.0 ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 

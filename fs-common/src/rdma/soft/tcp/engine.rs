@@ -27,6 +27,7 @@ use crate::fair::{FairQueue, Payer};
 use crate::panic_ends;
 use crate::rdma::PeerKey;
 use crate::rdma::soft::queue::LinkQp;
+use crate::rdma::soft::region::KeyHasher;
 use crate::rdma::soft::sys;
 use crate::spin::SpinBudget;
 use parking_lot::Mutex;
@@ -34,7 +35,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, RandomState};
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -56,6 +57,9 @@ const SHARED_FOR: Duration = Duration::from_millis(10);
 /// The most that a turn costs its peer. A longer one was interrupted by the kernel, and that is nobody's debt.
 const CHARGE_MAX: Duration = Duration::from_millis(1);
 
+/// Of connections, by their numbers.
+type ByNumber<V> = HashMap<u64, V, BuildHasherDefault<KeyHasher>>;
+
 struct Driven {
     qp: Arc<TcpQp>,
     /// End of its lingering; `None`: live.
@@ -69,7 +73,7 @@ struct Driven {
 struct Turns {
     queue: FairQueue<u64>,
     /// The events that epoll reported of each.
-    flags: HashMap<u64, EventFlags>,
+    flags: ByNumber<EventFlags>,
     /// The payer of the last turn.
     last: Option<Payer>,
     /// Until when several payers count as having work.
@@ -122,7 +126,7 @@ pub(in crate::rdma::soft) struct Engine {
     /// Rung to stop, and when another thread has ended a connection: the peer may never send anything that would wake the engine.
     bell: OwnedFd,
     stopping: AtomicBool,
-    driven: Mutex<HashMap<u64, Driven>>,
+    driven: Mutex<ByNumber<Driven>>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     faults: Faults,
     ledger: Arc<Ledger>,
@@ -143,7 +147,7 @@ impl Engine {
             epoll,
             bell,
             stopping: AtomicBool::new(false),
-            driven: Mutex::new(HashMap::new()),
+            driven: Mutex::default(),
             thread: Mutex::new(None),
             faults: Faults::default(),
             ledger: Arc::new(Ledger::new(held_max_bytes)),
