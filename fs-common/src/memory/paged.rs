@@ -114,7 +114,7 @@ impl PageEntry {
     /// Whether the page had its frame from one load, which gave `self`, to another, which gave `after`: then a WRITE between the two went into the
     /// page. How the RNICs used it meanwhile does not matter.
     pub const fn stayed(self, after: Self) -> bool {
-        self.is_resident() && self.0 | ACCESSED | DIRTY == after.0 | ACCESSED | DIRTY
+        self.is_resident() && (self.0 ^ after.0) & !(ACCESSED | DIRTY) == 0
     }
 }
 

@@ -250,25 +250,24 @@ impl Translated {
         mut look: impl FnMut(usize, PageEntry),
         copy: &mut impl FnMut(usize, usize, usize),
     ) {
-        let mut copy_run = |pages: Range<usize>, frame: usize| {
+        let mut copy_run = |pages: Range<usize>, frame: u32| {
             let (in_page, done, len) = batch.part(pages);
-            copy(frame * PAGE_SIZE + in_page, done, len);
+            copy(frame as usize * PAGE_SIZE + in_page, done, len);
         };
-        // What follows each other so far, and the frame of its first page.
-        let (mut run, mut frame) = (0..0, 0);
+        // The first page of what is side by side in the frames so far, its frame, and the frame behind.
+        let (mut first, mut frame, mut next) = (0, 0, 0);
         for (index, page) in batch.pages.clone().enumerate() {
             let entry = self.look_up(page, how);
             look(index, entry);
-            let follows = entry.frame() as usize == frame + run.len() && entry.is_resident();
-            if !follows || run.is_empty() {
-                if !run.is_empty() {
-                    copy_run(run, frame);
+            if entry.frame() != next {
+                if index > 0 {
+                    copy_run(first..index, frame);
                 }
-                (run, frame) = (index..index, entry.frame() as usize);
+                (first, frame) = (index, entry.frame());
             }
-            run.end = index + 1;
+            next = entry.frame() + 1;
         }
-        copy_run(run, frame);
+        copy_run(first..(batch.pages.end - batch.pages.start) as usize, frame);
     }
 
     fn read_each(&self, offset: u64, len: usize, mut copy: impl FnMut(usize, usize, usize)) -> bool {
@@ -318,12 +317,10 @@ impl Translated {
             self.copy_batch(&batch, Use::Read, |index, entry| entries[index] = entry, copy);
             // As in `read_page`.
             fence(Ordering::Acquire);
-            for (index, page) in batch.pages.clone().enumerate() {
-                let entry = entries[index];
-                let is_there = entry.is_resident()
-                    && (self.is_still(page, entry)
-                        || self.read_page(page, batch.part(index..index + 1), LOOKS - 1, copy));
-                all_there &= is_there;
+            for (index, (page, entry)) in batch.pages.clone().zip(&entries).enumerate() {
+                all_there &= self.is_still(page, *entry)
+                    || entry.is_resident()
+                        && self.read_page(page, batch.part(index..index + 1), LOOKS - 1, copy);
             }
         }
         all_there
@@ -366,8 +363,7 @@ impl Translated {
         loop {
             for slot in 0..LOCAL_SLOTS {
                 let word = announcement(pages);
-                if self.table.compare_exchange_u64(slot * SLOT_STRIDE, 0, word).is_ok() {
-                    fence(Ordering::SeqCst);
+                if self.table.compare_exchange_u64_fenced(slot * SLOT_STRIDE, 0, word).is_ok() {
                     return Announced { of: self, slot };
                 }
             }
