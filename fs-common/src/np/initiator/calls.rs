@@ -79,9 +79,15 @@ impl Calls {
         SendWr { wr_id, op: SendOp::Send, local: local.into(), signaled: true }
     }
 
+    /// Whether nothing waits for a call.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// The next request to post, if a call is free for it.
     pub(super) fn next(&mut self, wr_id: WrId) -> Option<SendWr> {
-        if self.queue.is_empty() {
+        if self.is_idle() {
             return None;
         }
         let number = self.free.pop()?;

@@ -172,12 +172,15 @@ impl NpPeer {
         if (!flight.told || flight.absent)
             && let Some((region, at)) = self.local(&flight.wr)
         {
-            for page in flight.pages() {
-                let (start, len) = flight.part(page);
-                let in_page = ((flight.wr.offset + start as u64) % PAGE_SIZE as u64) as usize;
-                if is_signature(&self.welcome, region.memory(), at as usize + start, in_page, len) {
-                    missing = widened(missing, (start, len));
+            let (offset, len) = (flight.wr.offset, flight.wr.len as usize);
+            let mut start = 0;
+            while start < len {
+                let in_page = ((offset + start as u64) % PAGE_SIZE as u64) as usize;
+                let part = (PAGE_SIZE - in_page).min(len - start);
+                if is_signature(&self.welcome, region.memory(), at as usize + start, in_page, part) {
+                    missing = widened(missing, (start, part));
                 }
+                start += part;
             }
         }
         self.streak.tried(missing.is_none());
@@ -245,6 +248,7 @@ impl NpPeer {
 }
 
 /// Whether a part of a page is what the signature page has there.
+#[inline]
 fn is_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: usize, len: usize) -> bool {
     // Nearly all data differs in its first bytes. One load of a word costs less than the start of a copy.
     if len >= 8 && at.is_multiple_of(8) {
@@ -253,6 +257,10 @@ fn is_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: us
             return false;
         }
     }
+    is_all_signature(welcome, memory, at, in_page, len)
+}
+
+fn is_all_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: usize, len: usize) -> bool {
     let mut first = [0; 32];
     let first = &mut first[..len.min(32)];
     memory.read(at, first);

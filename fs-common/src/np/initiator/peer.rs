@@ -228,7 +228,12 @@ impl NpPeer {
             self.look();
         }
         let count = self.done.len().min(max);
-        out.extend(self.done.drain(..count));
+        // One by one: nearly always it is one, and a drain takes as long as some.
+        for _ in 0..count {
+            if let Some(done) = self.done.pop_front() {
+                out.push(done);
+            }
+        }
         count
     }
 
@@ -242,7 +247,9 @@ impl NpPeer {
                 self.on_completion(&completion);
             }
             self.polled.clear();
-            self.advance();
+            if !self.posts.is_empty() || !self.pending.is_empty() || !self.calls.is_idle() {
+                self.advance();
+            }
         }
     }
 
@@ -302,7 +309,9 @@ impl NpPeer {
             if self.checks.is_awaited() || !self.tells && (waits || self.free.is_empty()) {
                 self.check_batch();
             }
-            while let Some(send) = self.calls.next(WrId(CALL_SENT << 32)) {
+            while !self.calls.is_idle()
+                && let Some(send) = self.calls.next(WrId(CALL_SENT << 32))
+            {
                 self.figures.calls += 1;
                 self.posts.push(send);
             }
