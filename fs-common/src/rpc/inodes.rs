@@ -41,6 +41,7 @@ impl Request<'_> {
             | Request::Heartbeat
             | Request::Detach
             | Request::Recovered { .. }
+            | Request::NothingToRestore
             | Request::ShareCounters { .. }
             | Request::Close { .. }
             | Request::Layout { .. }
