@@ -6,7 +6,8 @@
 //! again. The file stays as it is.
 //!
 //! # Failure
-//! `NoSpace` if the pool has too little space, `Busy` if there are not enough frames, or the file has too many grants. What was taken is given back.
+//! `NoSpace` if the pool has too little space, `Busy` if there are not enough frames, or the peer has its share of the file's grants. What was taken is
+//! given back.
 
 use super::detach::take_holes;
 use super::fetch::{bring, fetch};

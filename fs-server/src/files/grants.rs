@@ -7,7 +7,8 @@
 //! # Invariants
 //! * Grants of one filekey do not overlap; neighbours are as one.
 //! * A page leaves the file only after the grants that pin it have ended.
-//! * The pages of all grants are counted to their peers: a quarter of the frames is for grants, and a peer gets half of what others leave of that.
+//! * The pages of all grants are counted to their peers: a quarter of the frames is for grants. So are the grants of each file. A peer gets half of what
+//!   others leave of either, administrators all of it.
 
 use super::FileRegion;
 use crate::meta::HeldLive;
@@ -26,7 +27,12 @@ use std::sync::Arc;
 /// One in so many frames may be held by grants.
 const GRANT_FRACTION: u64 = 4;
 /// Most grants of one file: a one-sided write looks for its grant in a tree of these.
-pub(super) const GRANTS_PER_FILE_MAX: usize = 1024;
+pub(super) const GRANTS_PER_FILE_MAX: u64 = 1024;
+
+/// The part of `left`, which others leave, for a peer.
+fn share(left: u64, is_administrator: bool) -> u64 {
+    if is_administrator { left } else { left.div_ceil(2) }
+}
 
 /// A grant of a range.
 pub(super) struct WriteGrant {
@@ -114,8 +120,15 @@ impl Grants {
         (start < grant.end).then_some(grant)
     }
 
-    /// Adds a grant of `[offset, grant.end)` in place of those of the filekey that overlap it, if the file has not too many. Returns whether it was
-    /// added, and what is to be dropped without the lock.
+    /// Whether a peer may have one more grant of this file.
+    fn has_room_for(&self, pages: &GrantPages) -> bool {
+        let own = self.0.values().filter(|grant| grant.pages.peer == pages.peer).count() as u64;
+        let left = GRANTS_PER_FILE_MAX.saturating_sub(self.0.len() as u64 - own);
+        own < share(left, pages.is_administrator)
+    }
+
+    /// Adds a grant of `[offset, grant.end)` in place of those of the filekey that overlap it, if its peer may have it. Returns whether it was added, and
+    /// what is to be dropped without the lock.
     pub(super) fn add(
         &mut self,
         filekey: FileKey,
@@ -123,7 +136,7 @@ impl Grants {
         grant: WriteGrant,
     ) -> (bool, Vec<WriteGrant>) {
         let replaced = self.take(Some(filekey), offset, grant.end);
-        if self.0.len() >= GRANTS_PER_FILE_MAX {
+        if !self.has_room_for(&grant.pages) {
             // The replaced ones come back as they were: there is room for these.
             self.0.extend(replaced);
             return (false, vec![grant]);
@@ -170,6 +183,8 @@ pub struct GrantFigures {
     pub pages: u64,
     /// The most pages that grants may have.
     pub pages_bound: u64,
+    /// The most grants of a file.
+    pub of_file_bound: u64,
 }
 
 #[derive(Debug, Default)]
@@ -197,7 +212,12 @@ impl GrantShares {
 
     pub(super) fn figures(&self) -> GrantFigures {
         let granted = self.granted.lock();
-        GrantFigures { grants: granted.grants, pages: granted.pages, pages_bound: self.bound }
+        GrantFigures {
+            grants: granted.grants,
+            pages: granted.pages,
+            pages_bound: self.bound,
+            of_file_bound: GRANTS_PER_FILE_MAX,
+        }
     }
 
     /// Counts the pages of one more grant. Administrators have no share but the whole.
@@ -210,8 +230,7 @@ impl GrantShares {
         let mut granted = self.granted.lock();
         let own = granted.of_peer.get(peer).copied().unwrap_or(0);
         let left = self.bound.saturating_sub(granted.pages - own);
-        let share = if is_administrator { left } else { left.div_ceil(2) };
-        if own.saturating_add(pages) > share {
+        if own.saturating_add(pages) > share(left, is_administrator) {
             return Err(Status::Busy);
         }
         granted.grants += 1;
@@ -220,7 +239,13 @@ impl GrantShares {
         if granted.grants == 1 {
             self.first_or_last.notify(1);
         }
-        Ok(GrantPages { shares: self.clone(), peer: peer.clone(), payer: Payer::OWN, pages })
+        Ok(GrantPages {
+            shares: self.clone(),
+            peer: peer.clone(),
+            is_administrator,
+            payer: Payer::OWN,
+            pages,
+        })
     }
 }
 
@@ -229,6 +254,7 @@ impl GrantShares {
 pub struct GrantPages {
     shares: Arc<GrantShares>,
     peer: PeerKey,
+    is_administrator: bool,
     /// The account for changes that the engine leaves to workers.
     payer: Payer,
     pages: u64,
@@ -284,10 +310,10 @@ mod tests {
         assert_eq!(shares.take(&two, false, 1).err(), Some(Status::Busy));
         assert_eq!(shares.take(&root, true, 26).err(), Some(Status::Busy));
         let all = shares.take(&root, true, 25).expect("all of the rest");
-        assert_eq!(shares.figures(), GrantFigures { grants: 3, pages: 100, pages_bound: 100 });
+        assert_eq!((shares.figures().grants, shares.figures().pages), (3, 100));
         assert_eq!(shares.take(&one, false, u64::MAX).err(), Some(Status::Busy), "no overflow");
         drop((first, second, all));
-        assert_eq!(shares.figures(), GrantFigures { grants: 0, pages: 0, pages_bound: 100 });
+        assert_eq!((shares.figures().grants, shares.figures().pages), (0, 0));
         assert!(shares.granted.lock().of_peer.is_empty());
     }
 }

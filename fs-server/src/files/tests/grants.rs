@@ -721,6 +721,51 @@ fn keys_that_may_not_are_refused() {
     assert_eq!(files.write_file(OWNERS[0], key, 0, b"no"), Err(WcStatus::RemoteAccess));
 }
 
+/// Who may write a file does not get all of its grants: a peer has half of what others leave.
+#[test]
+fn a_peer_leaves_grants_of_a_file_to_others() {
+    const ROOT: u32 = 0;
+    let storage = Storage::new(POOL_PAGES, 8192);
+    storage.meta.create(inode(INO));
+    let session = Session::open(&storage, OWNERS[0]);
+    let file = &session.opened.file;
+    let bytes = [1; 2 * PAGE_SIZE];
+    block_on(write(&storage.files, &storage.disk, file, WriteAt::Offset(0), Source::Bytes(&bytes)))
+        .expect("written");
+    let mut words = (0..1024).map(|word| word * 8);
+    let mut take = |uid| {
+        let pages = storage.files.grants.take(&PeerKey::User(uid), uid == ROOT, 1).expect("pages for all");
+        let grantee = Grantee { owner: session.owner, filekey: session.opened.filekey };
+        let range = (words.next().expect("no more than a file may have"), 8);
+        let granted = block_on(grant_write(&storage.files, &storage.disk, file, grantee, range, pages));
+        granted.map(|_| range.0)
+    };
+    let mut take_all = |uid| {
+        let mut taken = Vec::new();
+        let end = loop {
+            match take(uid) {
+                Ok(offset) => taken.push(offset),
+                Err(status) => break status,
+            }
+        };
+        (taken, end)
+    };
+    let (one, end) = take_all(4001);
+    assert_eq!((one.len(), end), (512, Status::Busy));
+    let (two, end) = take_all(4002);
+    assert_eq!((two.len(), end), (256, Status::Busy));
+    block_on(return_grant(file, session.opened.filekey, two[0], 8));
+    let figures = storage.files.figures().grants;
+    assert_eq!(
+        (figures.grants, figures.pages, figures.of_file_bound),
+        (767, 767, 1024),
+        "what is refused is not kept"
+    );
+    assert_eq!(take(4001), Err(Status::Busy), "one's own does not make room for oneself");
+    take(4002).expect("in the share");
+    take(ROOT).expect("all that others leave");
+}
+
 #[test]
 fn a_grant_that_cannot_be_had_takes_nothing() {
     let (storage, session) = sparse();

@@ -97,6 +97,8 @@ fn file_regions(server: &Server) -> Value {
         "bindings": files.bound_regions,
         "opened": files.opened_regions,
         "write_grants": files.grants.grants,
+        // Of these, a peer has half of what others leave of a file's.
+        "write_grants_of_file_bound": files.grants.of_file_bound,
         "granted_pages": files.grants.pages,
         "granted_pages_bound": files.grants.pages_bound,
         "onesided_atomics": counts.target_atomics,
