@@ -72,6 +72,15 @@ impl State {
         }
         true
     }
+
+    fn end(&mut self, key: FileKey, offset: u64, end: u64) {
+        for (start, held) in self.held.range_mut(..end) {
+            if held.stands(key) && held.end > offset {
+                held.phase = Phase::Ended;
+                tracing::debug!(start, end = held.end, "a write grant has ended");
+            }
+        }
+    }
 }
 
 impl HeldGrants {
@@ -170,12 +179,14 @@ impl HeldGrants {
         if key != now {
             return;
         }
+        self.state.lock().end(key, offset, end);
+    }
+
+    /// The server had no space for a write of this range by request. What a grant of all of it has set aside would have been space: so one has ended.
+    pub(crate) fn lacked_space(&self, key: FileKey, now: FileKey, offset: u64, end: u64) {
         let mut state = self.state.lock();
-        for (start, held) in state.held.range_mut(..end) {
-            if held.stands(key) && held.end > offset {
-                held.phase = Phase::Ended;
-                tracing::debug!(start, end = held.end, "a write grant has ended");
-            }
+        if key == now && state.covers(key, offset, end) {
+            state.end(key, offset, end);
         }
     }
 
@@ -239,5 +250,19 @@ mod tests {
         assert!(grants.want(50, 60));
         [50, 100, 300].iter().for_each(|offset| grants.forget(*offset));
         assert!(grants.is_empty());
+    }
+
+    #[test]
+    fn a_write_without_space_in_a_granted_range_tells_that_the_grant_has_ended() {
+        let grants = HeldGrants::default();
+        for (offset, end) in [(0, 100), (100, 200), (300, 400)] {
+            assert!(grants.want(offset, end));
+            grants.given(offset, KEY, 50);
+        }
+        grants.lacked_space(KEY, KEY, 150, 250);
+        grants.lacked_space(KEY, NEXT, 300, 310);
+        assert!([0, 100, 300].iter().all(|offset| grants.stands(*offset, KEY)), "a part, an earlier key");
+        grants.lacked_space(KEY, KEY, 50, 150);
+        assert!(!grants.stands(0, KEY) && !grants.stands(100, KEY) && grants.stands(300, KEY));
     }
 }

@@ -218,7 +218,12 @@ impl Opened {
         if let Some(offset) = self.write_granted(caller, offset, bytes, how)? {
             return Ok((offset, bytes.len()));
         }
+        let key = self.state.file().bound_key();
         let written = self.volume().write_how(caller, self.handle, offset, bytes, how);
+        if !how.append && matches!(written, Err(FsError::Server(Status::NoSpace))) {
+            let (now, end) = (self.state.file().bound_key(), offset.saturating_add(bytes.len() as u64));
+            self.state.grants.lacked_space(key, now, offset, end);
+        }
         let written = written.map_err(|error| self.explained(error))?;
         if written.len == 0 && !bytes.is_empty() {
             // Nothing would ever be written.

@@ -178,6 +178,45 @@ fn what_is_set_aside_stays_for_its_holder() {
     }
 }
 
+/// A write that is a request, for it ends behind the end that the session knows, finds no space in a range that was granted: so the session hears that the
+/// grant has ended, and says so.
+#[test]
+fn a_refusal_for_lack_of_space_tells_of_a_grant_that_has_ended() {
+    let server = Server::new(512);
+    let mut taker = Taker::new(&server);
+    let page = PAGE as u64;
+    for link in LINKS {
+        let (session, other) = (server.connect(link), server.connect("tcp"));
+        let file = create(&session, link, &[7; 100]);
+        let theirs = other.open(link, OpenOptions::READ_WRITE).expect("opened");
+        let grant = file.grant_write(8 * page, 4 * page).expect("granted");
+        let stays = file.grant_write(0, 50).expect("granted");
+        // The cut ends the first grant, and the session hears of neither change.
+        theirs.set_len(60).expect("cut");
+        theirs.set_len(20 * page).expect("longer");
+        taker.take_all();
+        assert!(grant.stands() && stays.stands(), "nobody has told");
+        is_full(file.write_at(11 * page, &[1; 2 * PAGE]));
+        assert!(grant.stands(), "{link}: not all of that was granted");
+        is_full(file.write_at(8 * page, &[1; PAGE]));
+        assert!(!grant.stands(), "{link}");
+        assert!(matches!(file.fetch_add(8 * page, 1), Err(NativeError::NotGranted)));
+        file.write_at(0, b"granted").expect("granted");
+        assert!(stays.stands(), "{link}");
+        taker.give(32);
+        let since = Instant::now();
+        while let Err(error) = grant.renew() {
+            assert!(since.elapsed() < LONG, "{link}: {error}");
+        }
+        taker.take_all();
+        file.write_at(8 * page, &[1; PAGE]).expect("set aside");
+        assert!(grant.stands(), "{link}");
+        taker.give(32);
+        let gone = (grant, stays, session, file);
+        drop(gone);
+    }
+}
+
 /// Records of two sessions until there is no space; then space is freed, and both go on.
 #[test]
 fn appenders_that_fill_the_pool_together_lose_nothing() {
