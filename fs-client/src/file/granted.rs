@@ -203,7 +203,7 @@ impl RemoteVolume {
     /// Asks for a held grant again.
     ///
     /// # Errors
-    /// The server's. One that stood stands: the server replaces it only by another. One that did not has ended.
+    /// The server's. One that stood stands; one that is lost stays lost if the server has no room; another has ended.
     pub(crate) fn renew_grant(
         &self,
         caller: &Caller,
@@ -211,12 +211,19 @@ impl RemoteVolume {
         offset: u64,
         end: u64,
     ) -> Result<(), FsError> {
-        let stood = state.grants.stands(offset, state.file().bound_key());
-        self.ask_grant(caller, state, offset, end).inspect_err(|_| {
-            if !stood {
-                state.grants.end(offset);
+        self.ask_grant(caller, state, offset, end).inspect_err(|error| {
+            let is_full = matches!(error, FsError::Server(Status::NoSpace | Status::Busy));
+            let no_room = is_full.then(|| self.session.link().now());
+            let has_ended = state.grants.not_given(offset, state.file().bound_key(), no_room);
+            if has_ended {
+                tracing::debug!(ino = %state.file().ino(), offset, end, %error, "a write grant was not given again");
             }
         })
+    }
+
+    /// The grants of an open file that a recovery has lost, and that are to be asked for now.
+    pub(crate) fn lost_grants(&self, state: &HandleState) -> Vec<(u64, u64)> {
+        state.grants.lost(state.file().bound_key(), self.session.link().now())
     }
 
     fn ask_grant(&self, caller: &Caller, state: &HandleState, offset: u64, end: u64) -> Result<(), FsError> {
@@ -270,7 +277,7 @@ impl RemoteVolume {
         Ok(())
     }
 
-    /// Asks again for the grants that a recovery has lost. Those that are refused have ended.
+    /// Asks again for the grants that a recovery has lost. Those for which the server has no room stay lost; others that are refused have ended.
     ///
     /// # Errors
     /// The session's.
@@ -279,11 +286,9 @@ impl RemoteVolume {
             return Ok(());
         }
         self.through(caller, state, || Ok(()))?;
-        for (offset, end) in state.grants.lost(state.file().bound_key()) {
+        for (offset, end) in self.lost_grants(state) {
             match self.renew_grant(caller, state, offset, end) {
-                Err(FsError::Server(status)) => {
-                    tracing::warn!(ino = %state.file().ino(), offset, end, %status, "a write grant was not given again");
-                }
+                Err(FsError::Server(_)) => {}
                 result => result?,
             }
         }

@@ -1,12 +1,17 @@
 //! The write grants that an open file holds, as far as this side knows (docs/file-regions.md). The server has the last word: a change that is not granted any
 //! more is refused there, with nothing changed, and goes as a request.
 //!
-//! A grant is of a filekey. A recovery gives the open file another one, so its grants are *lost*, and asked for again by the next change. A grant that
-//! the server has taken back is *ended*, and stays so until its holder asks again.
+//! A grant is of a filekey. A recovery gives the open file another one, so its grants are *lost*, and asked for again by the next change. One for which
+//! the server has no room then stays lost, and a change asks again, once in [`ASK_AGAIN`]. A grant that the server has taken back is *ended*, and stays so
+//! until its holder asks again.
 
 use cuttlefs_common::ids::FileKey;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A lost grant for which there was no room is not asked for again before: each time the server reads the pages of its range, and looks for space.
+pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -26,11 +31,17 @@ struct Held {
     /// The filekey that it was given to.
     by: FileKey,
     phase: Phase,
+    /// When the server had no room for it since it was lost, by the link's clock.
+    full_at: Option<Duration>,
 }
 
 impl Held {
     fn stands(&self, key: FileKey) -> bool {
         self.phase == Phase::Given && self.by == key
+    }
+
+    fn is_lost(&self, key: FileKey) -> bool {
+        self.phase == Phase::Given && self.by != key
     }
 }
 
@@ -95,7 +106,7 @@ impl HeldGrants {
         if state.held.range(..end).next_back().is_some_and(|(_, held)| held.end > offset) {
             return false;
         }
-        state.held.insert(offset, Held { end, by: FileKey(0), phase: Phase::Wanted });
+        state.held.insert(offset, Held { end, by: FileKey(0), phase: Phase::Wanted, full_at: None });
         true
     }
 
@@ -106,16 +117,25 @@ impl HeldGrants {
         if let Some(held) = state.held.get_mut(&offset)
             && held.phase != Phase::Leaving
         {
-            (held.by, held.phase) = (by, Phase::Given);
+            (held.by, held.phase, held.full_at) = (by, Phase::Given, None);
         }
     }
 
-    /// The grant that begins here could not be had again.
-    pub(super) fn end(&self, offset: u64) {
-        if let Some(held) = self.state.lock().held.get_mut(&offset)
-            && held.phase != Phase::Leaving
-        {
-            held.phase = Phase::Ended;
+    /// The grant that begins here was asked for again in vain. One that stands stands, for the server replaces it only by another. One that is lost
+    /// stays so if there was no room for it (`now`). Any other has ended. Returns whether it has.
+    pub(super) fn not_given(&self, offset: u64, key: FileKey, no_room: Option<Duration>) -> bool {
+        let mut state = self.state.lock();
+        let Some(held) = state.held.get_mut(&offset) else { return true };
+        match no_room {
+            _ if held.stands(key) || held.phase == Phase::Leaving => false,
+            Some(now) if held.is_lost(key) => {
+                held.full_at = Some(now);
+                false
+            }
+            _ => {
+                held.phase = Phase::Ended;
+                true
+            }
         }
     }
 
@@ -146,10 +166,11 @@ impl HeldGrants {
         self.state.lock().held.get(&offset).is_some_and(|held| held.stands(key))
     }
 
-    /// The grants that a recovery has lost.
-    pub(crate) fn lost(&self, key: FileKey) -> Vec<(u64, u64)> {
+    /// The grants that a recovery has lost, and that are to be asked for now.
+    pub(crate) fn lost(&self, key: FileKey, now: Duration) -> Vec<(u64, u64)> {
         let state = self.state.lock();
-        let lost = state.held.iter().filter(|(_, held)| held.phase == Phase::Given && held.by != key);
+        let is_due = |held: &Held| held.full_at.is_none_or(|at| now >= at + ASK_AGAIN);
+        let lost = state.held.iter().filter(|(_, held)| held.is_lost(key) && is_due(held));
         lost.map(|(offset, held)| (*offset, held.end)).collect()
     }
 
@@ -208,6 +229,7 @@ mod tests {
 
     const KEY: FileKey = FileKey(5);
     const NEXT: FileKey = FileKey(6);
+    const NOW: Duration = Duration::from_secs(9);
 
     #[test]
     fn neighbours_are_as_one_and_a_recovery_loses_all() {
@@ -217,7 +239,7 @@ mod tests {
             assert!(!grants.want(offset, end), "{offset} {end}");
         }
         assert_eq!(grants.permits(KEY, 0, 10), Permit::NotGranted, "not given yet");
-        assert_eq!(grants.lost(KEY), []);
+        assert_eq!(grants.lost(KEY, NOW), []);
         [0, 100, 300].iter().for_each(|offset| grants.given(*offset, KEY, 150));
         assert_eq!(grants.permits(KEY, 50, 150), Permit::Granted);
         assert_eq!(grants.permits(KEY, 50, 151), Permit::PastEnd);
@@ -236,7 +258,7 @@ mod tests {
         grants.refused(KEY, KEY, 150, 160);
         assert_eq!(grants.permits(KEY, 0, 101), Permit::NotGranted);
         assert!(grants.stands(0, KEY) && !grants.stands(100, KEY) && grants.stands(300, KEY));
-        assert_eq!(grants.lost(NEXT), [(0, 100), (300, 400)]);
+        assert_eq!(grants.lost(NEXT, NOW), [(0, 100), (300, 400)]);
         grants.given(0, NEXT, 400);
         assert_eq!(grants.permits(NEXT, 0, 100), Permit::Granted);
         // What is given back blocks its range until the server knows.
@@ -250,6 +272,27 @@ mod tests {
         assert!(grants.want(50, 60));
         [50, 100, 300].iter().for_each(|offset| grants.forget(*offset));
         assert!(grants.is_empty());
+    }
+    #[test]
+    fn a_lost_grant_without_room_is_asked_for_again_later_and_others_end() {
+        let grants = HeldGrants::default();
+        for offset in [0, 100, 200, 300] {
+            assert!(grants.want(offset, offset + 100));
+            grants.given(offset, KEY, 400);
+        }
+        assert!(!grants.not_given(0, KEY, None) && grants.stands(0, KEY), "it was renewed in vain");
+        grants.refused(KEY, KEY, 0, 1);
+        assert!(grants.not_given(0, KEY, Some(NOW)), "its holder asked");
+        assert_eq!(grants.lost(NEXT, NOW), [(100, 200), (200, 300), (300, 400)]);
+        assert!(!grants.not_given(100, NEXT, Some(NOW)));
+        assert!(grants.not_given(200, NEXT, None), "not for lack of room");
+        let soon = NOW + ASK_AGAIN - Duration::from_millis(1);
+        assert_eq!(grants.lost(NEXT, soon), [(300, 400)]);
+        assert_eq!(grants.lost(NEXT, NOW + ASK_AGAIN), [(100, 200), (300, 400)]);
+        assert!(!grants.stands(100, NEXT));
+        grants.given(100, NEXT, 400);
+        assert!(grants.stands(100, NEXT));
+        assert_eq!(grants.lost(KEY, NOW), [(100, 200)], "another recovery: at once");
     }
 
     #[test]

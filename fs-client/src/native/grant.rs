@@ -51,7 +51,7 @@ impl Grant {
     }
 
     /// Whether it stands, as far as this side knows. It ends when the file is cut before its end, or punched or zeroed in its range. What a kill of the
-    /// server has taken does not stand, and comes back with the next change.
+    /// server has taken does not stand, and comes back with the next change; while the server has no room for it, a change asks again each second.
     pub fn stands(&self) -> bool {
         let state = self.file.state();
         state.grants.stands(self.range.start, state.file().bound_key())
@@ -213,7 +213,7 @@ impl Opened {
         for _ in 0..ATTEMPTS {
             volume.renew_lost(caller, state).map_err(|error| self.explained(error))?;
             match state.grants.permits(state.file().filekey(), offset, offset.saturating_add(8)) {
-                Permit::NotGranted if state.grants.lost(state.file().filekey()).is_empty() => {
+                Permit::NotGranted if volume.lost_grants(state).is_empty() => {
                     return Err(NativeError::NotGranted);
                 }
                 Permit::NotGranted => continue,

@@ -172,7 +172,7 @@ impl Link {
     }
 
     /// The link's time, by which time limits are measured.
-    pub(super) fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.clock.monotonic()
     }
 

@@ -120,6 +120,52 @@ fn one_sided_changes_that_were_not_synced_are_told_to_be_lost() {
     }
 }
 
+/// A grant that a kill took, and for which the next server has no space, comes back with a later change, when there is space: nobody has to renew it.
+#[test]
+fn a_grant_that_met_a_full_pool_behind_a_kill_comes_back_by_itself() {
+    for link in ["unix", "tcp"] {
+        let mut site = Site::new(link, POOL);
+        let (session, other) = (session(&site), self::session(&site));
+        let file = create(&session, "file", &[1; PAGE]);
+        file.set_len(100 * PAGE as u64).expect("longer");
+        let holes = file.grant_write(10 * PAGE as u64, 4 * PAGE as u64).expect("granted");
+        let bytes = file.grant_write(0, PAGE as u64).expect("granted");
+        file.sync().expect("durable");
+        let filler = create(&other, "filler", &[]);
+        let fill = || {
+            let mut len = 1 << 20;
+            while len > 0 {
+                match filler.append(&vec![2; len]) {
+                    Err(NativeError::Server(Status::NoSpace)) => len /= 2,
+                    appended => drop(appended.expect("appended")),
+                }
+            }
+        };
+        fill();
+        filler.sync().expect("durable");
+        site.kill();
+        site.start();
+        // What the grant had set aside is free for all.
+        fill();
+        assert!(!holes.stands() && !bytes.stands());
+        file.write_at(0, b"by request, or granted again").expect("written");
+        assert!(bytes.stands() && !holes.stands(), "{link}: it needs no space");
+        let word = 12 * PAGE as u64;
+        assert!(matches!(file.fetch_add(word, 1), Err(NativeError::NotGranted)));
+        assert_eq!(status(file.write_at(word, b"no space")), Status::NoSpace);
+        assert!(!holes.stands());
+        filler.set_len(0).expect("cut");
+        let since = Instant::now();
+        while !holes.stands() {
+            assert!(since.elapsed() < LONG, "{link}: it does not come back");
+            file.write_at(8, b"some change").expect("written");
+        }
+        assert_eq!(file.fetch_add(word, 1).expect("granted again"), 0, "{link}");
+        drop((holes, bytes, file, filler, session, other));
+        site.stop();
+    }
+}
+
 /// A server that stands still when the requests are posted, and is killed then: what was under way may have been done.
 #[test]
 fn what_was_under_way_in_a_kill_is_done_once_more_or_told() {
