@@ -2,7 +2,7 @@
 //! more is refused there, with nothing changed, and goes as a request.
 //!
 //! A grant is of a filekey. A recovery gives the open file another one, so its grants are *lost*, and asked for again by the next change. One for which
-//! the server has no room then stays lost, and a change asks again, once in [`ASK_AGAIN`]. A grant that the server has taken back is *ended*, and stays so
+//! the server has no room then stays lost, and a change asks again, once in `ASK_AGAIN`. A grant that the server has taken back is *ended*, and stays so
 //! until its holder asks again.
 
 use cuttlefs_common::ids::FileKey;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A lost grant for which there was no room is not asked for again before: each time the server reads the pages of its range, and looks for space.
-pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -122,7 +122,7 @@ impl HeldGrants {
     }
 
     /// The grant that begins here was asked for again in vain. One that stands stands, for the server replaces it only by another. One that is lost
-    /// stays so if there was no room for it (`now`). Any other has ended. Returns whether it has.
+    /// stays so if there was no room for it, at the time `no_room`. Any other has ended. Returns whether it has.
     pub(super) fn not_given(&self, offset: u64, key: FileKey, no_room: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         let Some(held) = state.held.get_mut(&offset) else { return true };

@@ -310,10 +310,16 @@ mod tests {
         assert_eq!(shares.take(&two, false, 1).err(), Some(Status::Busy));
         assert_eq!(shares.take(&root, true, 26).err(), Some(Status::Busy));
         let all = shares.take(&root, true, 25).expect("all of the rest");
-        assert_eq!((shares.figures().grants, shares.figures().pages), (3, 100));
+        assert_eq!(
+            shares.figures(),
+            GrantFigures { grants: 3, pages: 100, pages_bound: 100, of_file_bound: 1024 }
+        );
         assert_eq!(shares.take(&one, false, u64::MAX).err(), Some(Status::Busy), "no overflow");
         drop((first, second, all));
-        assert_eq!((shares.figures().grants, shares.figures().pages), (0, 0));
+        assert_eq!(
+            shares.figures(),
+            GrantFigures { grants: 0, pages: 0, pages_bound: 100, of_file_bound: 1024 }
+        );
         assert!(shares.granted.lock().of_peer.is_empty());
     }
 }
