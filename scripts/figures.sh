@@ -6,10 +6,13 @@ under=()
 # Has the benchmarks run under real-time priority, where that may be had: one thread of somebody else's in between decides about a run of milliseconds.
 in_real_time() { chrt -f 1 true 2>/dev/null && under=(chrt -f 1); }
 
-# The programs are built from this tree now, so that the commit on each page is theirs.
+# build_for_figures [libraries]: builds the programs from this tree, so that the commit on each page is theirs; and, if so asked, the libraries that programs
+# load. It is one build of the whole workspace: of single packages cargo would build the crates that they share once more, with fewer features.
 build_for_figures() {
+    local kinds=(--bins)
+    [[ ${1:-} != libraries ]] || kinds+=(--lib)
     set_features
-    cargo build --release --workspace --bins --quiet ${FEATURES[@]+"${FEATURES[@]}"} || die "the programs do not build"
+    cargo build --release --workspace "${kinds[@]}" --quiet ${FEATURES[@]+"${FEATURES[@]}"} || die "the programs do not build"
     commit=$(git rev-parse --short HEAD)
     # The pages that this makes are not part of any program.
     git diff --quiet HEAD -- . ':!docs' || commit+=-dirty

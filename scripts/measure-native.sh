@@ -6,9 +6,7 @@ source "$(dirname "$0")/suites/lib.sh"
 source "$(dirname "$0")/figures.sh"
 cd "$ROOT" || exit 1
 link=${1:-shm} rounds=${2:-5}
-build_for_figures
-# A library, which is no program.
-cargo build --release --quiet -p cuttlefs-preload || die "the library does not build"
+build_for_figures libraries
 suite_begin measure "$link"
 needs_server
 start_server 2G 512M

@@ -13,8 +13,7 @@ rounds=5
 take_arguments 'seconds rounds' '@(7|8|9|1[0-2]|unix|swap)' "$@"
 ((${#figures[@]})) || figures=(7 8 9 10 11 12 unix swap)
 
-build_for_figures
-cargo build --release --quiet -p cuttlefs-swapped || die "the library of cuttlefs swap does not build"
+build_for_figures libraries
 in_real_time
 out=docs/odrp
 work=$(mktemp -d /var/tmp/cft-odrp.XXXX) || exit 1
