@@ -41,8 +41,7 @@ pub(super) struct SwapArgs {
     /// Memory that each process may have here
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     limit: ByteSize,
-    /// Memory that all processes together may have at the node; a page that came back keeps its place
-    /// there, so give as much as all that will ever leave
+    /// Memory that all processes together may have at the node and not here at one time
     #[arg(long, default_value = "1G", value_name = "SIZE")]
     size: ByteSize,
     /// The memory node: tcp://HOST:PORT or unix:///PATH [default: one of its own, in this process]

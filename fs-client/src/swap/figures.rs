@@ -57,17 +57,19 @@ impl fmt::Display for Figures {
         )?;
         writeln!(
             f,
-            "{:>12}  pages out ({}), {} in ({})",
+            "{:>12}  pages out ({}), {} in ({}); {:.2} requests to the node for each",
             store.stores,
             bytes(store.stores),
             store.loads,
-            bytes(store.loads)
+            bytes(store.loads),
+            store.requests_a_page()
         )?;
         writeln!(
             f,
-            "{:>12}  at the memory node at most ({} pages)",
+            "{:>12}  at the memory node at most ({} pages); {} places passed on by pages that had come back",
             bytes(store.most).to_string(),
-            store.most
+            store.most,
+            store.passed_on
         )?;
         writeln!(
             f,

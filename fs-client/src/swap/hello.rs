@@ -4,7 +4,7 @@
 //! has: what is put there through the right userfaultfd can be read in the process, and through no other.
 
 use super::process::{Link, Process};
-use super::store::Remote;
+use super::remote::Remote;
 use super::swapper::{SwapError, Swapper, is, kernel};
 use super::sys::{Uffd, peek};
 use super::wire::{ANSWER_MAX, HELLO_LEN, Hello, PAGE, WELCOME};

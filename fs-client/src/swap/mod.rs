@@ -3,12 +3,14 @@
 //!
 //! # The parts
 //! `wire` what this process and the library in the programs (`fs-client/swapped`) tell each other; `sys` userfaultfd(2) and another process's memory;
-//! `store` the swap space at the node; `process` what is known of a process's pages; `swapper` serves faults and has pages leave; `hello` takes new
-//! processes in; `figures` the report.
+//! `remote` where its pages lie; `store` the swap space there; `process` what is known of a process's pages; `places` which pages give their place there up for
+//! others; `swapper` serves faults and has pages leave; `hello` takes new processes in; `figures` the report.
 
 mod figures;
 mod hello;
+mod places;
 mod process;
+mod remote;
 mod store;
 mod swapper;
 pub mod sys;
@@ -16,5 +18,6 @@ pub mod wire;
 
 pub use figures::Figures;
 pub use hello::{listen, receive_with, send_with};
-pub use store::{Bytes, Remote, Slot, Store, StoreError, StoreFigures};
+pub use remote::Remote;
+pub use store::{Bytes, Slot, Store, StoreError, StoreFigures};
 pub use swapper::{LIMIT_LEAST, SwapError, Swapper};

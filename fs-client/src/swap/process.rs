@@ -14,7 +14,8 @@
 //! * The bytes of a page that is `Left` or `Stored` cannot change: the program has no such page.
 //! * Messages of the kernel are looked at in their order, and before the page that a call was refused for is looked at again.
 
-use super::store::{Bytes, Remote, Slot, Store};
+use super::remote::Remote;
+use super::store::{Bytes, Slot, Store};
 use super::sys::Uffd;
 use super::wire::PAGE;
 use std::collections::{BTreeMap, VecDeque};
@@ -77,6 +78,8 @@ pub(super) struct Process {
     changes: u64,
     resident: VecDeque<(u64, u64)>,
     resident_count: usize,
+    /// Of these, those that have kept a slot.
+    kept: VecDeque<(u64, u64)>,
     left: VecDeque<(u64, u64)>,
     left_count: usize,
     /// The pages that the process was asked for, by their places in the `Take`; `None`: given up meanwhile.
@@ -94,6 +97,7 @@ impl Process {
             changes: 0,
             resident: VecDeque::new(),
             resident_count: 0,
+            kept: VecDeque::new(),
             left: VecDeque::new(),
             left_count: 0,
             leaving: Vec::new(),
@@ -130,7 +134,10 @@ impl Process {
         let change = self.changes;
         self.count(&state, 1);
         match state {
-            State::Resident(_) => self.resident.push_back((page, change)),
+            State::Resident(slot) => {
+                self.resident.push_back((page, change));
+                self.kept.extend(slot.map(|_| (page, change)));
+            }
             State::Left(..) => self.left.push_back((page, change)),
             State::Leaving(_) | State::Stored(_) => {}
         }
@@ -143,7 +150,10 @@ impl Process {
         let pages = &self.pages;
         let is_last =
             |(page, change): &(u64, u64)| pages.get(page).is_some_and(|page| page.change == *change);
-        for (queue, count) in [(&mut self.resident, self.resident_count), (&mut self.left, self.left_count)] {
+        let (resident, left) = (self.resident_count, self.left_count);
+        for (queue, count) in
+            [(&mut self.resident, resident), (&mut self.kept, resident), (&mut self.left, left)]
+        {
             if queue.len() > 2 * count + STALE_MAX {
                 queue.retain(is_last);
             }
@@ -187,6 +197,37 @@ impl Process {
             }
         }
         found
+    }
+
+    /// Has the page that came back last, and has kept a slot of which `may` says so, give it up; it is the caller's. That page will stay for longest, so its
+    /// slot is of use last.
+    pub(super) fn give_up_slot(&mut self, may: impl Fn(Slot) -> bool) -> Option<Slot> {
+        while let Some((page, _)) = self.kept.pop_back() {
+            // An entry that is out of date is before the page's last one.
+            if let Some(Page { state: State::Resident(kept), .. }) = self.pages.get_mut(&page)
+                && let Some(slot) = kept.take_if(|slot| may(*slot))
+            {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// The slots of pages whose bytes are here.
+    pub(super) fn slots_of_pages_here(&self) -> impl Iterator<Item = Slot> {
+        self.pages.values().filter_map(|page| match page.state {
+            State::Resident(slot) | State::Left(_, slot) => slot,
+            State::Leaving(_) | State::Stored(_) => None,
+        })
+    }
+
+    /// Has pages whose bytes are here give up those of their slots of which `is_wanted` says so; they are the caller's.
+    pub(super) fn give_up_slots(&mut self, is_wanted: impl Fn(Slot) -> bool) -> Vec<Slot> {
+        let kept = self.pages.values_mut().filter_map(|page| match &mut page.state {
+            State::Resident(slot) | State::Left(_, slot) => slot.take_if(|slot| is_wanted(*slot)),
+            State::Leaving(_) | State::Stored(_) => None,
+        });
+        kept.collect()
     }
 
     /// Gives the process's own thread a new page where it waits for one that it was asked for: it takes it as it is then. Nobody else may wait there, but
@@ -245,6 +286,7 @@ impl Process {
             changes: self.changes,
             resident: self.resident.clone(),
             resident_count: self.resident_count,
+            kept: self.kept.clone(),
             left: self.left.clone(),
             left_count: self.left_count,
             leaving: self.leaving.clone(),
@@ -264,4 +306,4 @@ impl Process {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,12 +1,19 @@
 //! The swap space at the memory node: which of its pages are taken, by how many processes, and what must come back from each.
 //!
+//! # Places
+//! A page that came back keeps its place (`Slot`), so that it need not be stored again if it is unchanged when it leaves. Where places are few, whoever saves
+//! pages first gives up those of pages that are here (`lacking`; `Swapper::save`): they are stored at the node, so what comes to them is a mapped store, which
+//! needs no free page of the node's, and giving a place on costs no request of its own. Places that nobody counts on for other reasons are used in the same
+//! way, and given back to the node (the invalidate chain), 64 at a time, if they are not used.
+//!
 //! # Invariants
 //! * A page of the space that more than one process counts on is never overwritten.
 //! * What a load brings is what the last store sent, or it is an error: a keyed hash of each stored page is kept here (SipHash-1-3, 128 bits, with a key
 //!   that the node does not have). The same hash tells that a page that leaves is still the one that is stored.
 
+use super::remote::Remote;
 use super::wire::PAGE;
-use cuttlefs_common::odrp::{RemoteError, RemotePages};
+use cuttlefs_common::odrp::RemoteError;
 use cuttlefs_common::world::{Random, SystemRandom};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
@@ -14,8 +21,6 @@ use std::hash::Hasher;
 /// A page's bytes.
 pub type Bytes = [u8; PAGE];
 
-/// Times that an operation is tried whose connection broke.
-const TRIES: u32 = 3;
 /// Pages that nobody counts on any more, before they are given back to the node.
 const GARBAGE_MAX: usize = 64;
 
@@ -26,7 +31,7 @@ pub struct Slot(u64);
 /// Why pages cannot be kept at the node.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is no room.
+    /// There is no room. Nothing has changed here.
     #[error(
         "the memory node takes no more pages ({0}); give the swap space (--size) or the node more, or the program a larger --limit"
     )]
@@ -41,81 +46,6 @@ pub enum StoreError {
     Wrong,
 }
 
-/// Where the pages lie. A trait, so that the rest is tested without a node.
-pub trait Remote {
-    /// Stores pages, in any order.
-    ///
-    /// # Errors
-    /// One of them is not stored.
-    fn store(&mut self, pages: &[(u64, &Bytes)]) -> Result<(), RemoteError>;
-
-    /// Loads a page.
-    ///
-    /// # Errors
-    /// It cannot be had.
-    fn load(&mut self, page: u64) -> Result<Box<Bytes>, RemoteError>;
-
-    /// Gives pages back.
-    ///
-    /// # Errors
-    /// The node is gone.
-    fn forget(&mut self, pages: &[u64]) -> Result<(), RemoteError>;
-}
-
-/// Runs `operation`, again if the connection broke and was made anew.
-fn again<T>(mut operation: impl FnMut() -> Result<T, RemoteError>) -> Result<T, RemoteError> {
-    for _ in 1..TRIES {
-        match operation() {
-            Err(RemoteError::Cut) => {}
-            result => return result,
-        }
-    }
-    operation()
-}
-
-/// Has all operations outstanding at once, as far as there are slots.
-fn pipelined<T: Copy>(
-    pages: &mut RemotePages,
-    all: &[T],
-    begin: impl Fn(&mut RemotePages, T) -> Result<(), RemoteError>,
-) -> Result<(), RemoteError> {
-    for one in all {
-        loop {
-            match begin(pages, *one) {
-                Err(RemoteError::Full) => drop(pages.finish_any()?),
-                Ok(()) => break,
-                Err(error) => {
-                    // The others are none of this error's; what comes of them is seen when all are tried again.
-                    while pages.finish_any().is_ok_and(|done| done.is_some()) {}
-                    return Err(error);
-                }
-            }
-        }
-    }
-    while pages.finish_any()?.is_some() {}
-    Ok(())
-}
-
-impl Remote for RemotePages {
-    fn store(&mut self, pages: &[(u64, &Bytes)]) -> Result<(), RemoteError> {
-        again(|| pipelined(self, pages, |own, (page, bytes)| own.begin_store(page, bytes).map(drop)))
-    }
-
-    fn load(&mut self, page: u64) -> Result<Box<Bytes>, RemoteError> {
-        let mut bytes = Box::new([0; PAGE]);
-        again(|| RemotePages::load(self, page, &mut *bytes))?;
-        Ok(bytes)
-    }
-
-    fn forget(&mut self, pages: &[u64]) -> Result<(), RemoteError> {
-        again(|| {
-            // One whose chain ran before the connection broke is forgotten already.
-            let stored: Vec<u64> = pages.iter().copied().filter(|page| self.is_stored(*page)).collect();
-            pipelined(self, &stored, |own, page| own.begin_invalidate(page).map(drop))
-        })
-    }
-}
-
 /// What is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreFigures {
@@ -127,8 +57,29 @@ pub struct StoreFigures {
     pub loads: u64,
     /// Pages that were given back to it.
     pub forgotten: u64,
+    /// Places that pages which had come back gave up for others.
+    pub passed_on: u64,
     /// The most pages that were there at once.
     pub most: u64,
+}
+
+impl StoreFigures {
+    /// Requests to the node for each page that was moved: 1 where no place is given back to it.
+    pub fn requests_a_page(&self) -> f64 {
+        let moved = self.stores + self.loads;
+        (moved + self.forgotten) as f64 / moved.max(1) as f64
+    }
+}
+
+/// What a page that leaves needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// Nothing: it is there as it is.
+    Nothing(Slot),
+    /// To be stored over what was there.
+    Over(Slot),
+    /// A place. One that it had is other processes', too, and is theirs alone then.
+    Place(Option<Slot>),
 }
 
 /// The swap space.
@@ -143,6 +94,8 @@ pub struct Store<R> {
     free: Vec<u64>,
     /// Stored, and nobody counts on them.
     garbage: Vec<u64>,
+    /// The node has refused a further page, since it last got one back.
+    is_node_full: bool,
     figures: StoreFigures,
 }
 
@@ -161,6 +114,7 @@ impl<R: Remote> Store<R> {
             slots,
             free: Vec::new(),
             garbage: Vec::new(),
+            is_node_full: false,
             figures: StoreFigures::default(),
         }
     }
@@ -190,60 +144,106 @@ impl<R: Remote> Store<R> {
         }
     }
 
-    fn take(&mut self) -> Result<Slot, StoreError> {
+    /// How many processes count on a slot.
+    pub(super) fn users(&self, slot: Slot) -> u32 {
+        self.users[slot.0 as usize]
+    }
+
+    /// A page that is in a process's memory gives up its slot for another page.
+    pub(super) fn pass_on(&mut self, slot: Slot) {
+        self.figures.passed_on += u64::from(self.users(slot) == 1);
+        self.release(slot);
+    }
+
+    /// Places that can be taken.
+    fn ready(&self) -> u64 {
+        let unstored = self.free.len() as u64 + self.slots - self.users.len() as u64;
+        self.garbage.len() as u64 + unstored
+    }
+
+    /// Places that should be given up before these pages are saved, if all of them have changed.
+    pub(super) fn lacking(&self, pages: &[(Option<Slot>, &Bytes)]) -> usize {
+        let needed = pages.iter().filter(|(slot, _)| slot.is_none_or(|slot| self.users(slot) > 1)).count();
+        // One that is not stored needs a further page of the node.
+        let ready = if self.is_node_full { self.garbage.len() as u64 } else { self.ready() };
+        needed.saturating_sub(usize::try_from(ready).unwrap_or(usize::MAX))
+    }
+
+    fn need(&self, slot: Option<Slot>, hash: u128) -> Need {
+        match slot {
+            Some(slot) if self.hashes[slot.0 as usize] == hash => Need::Nothing(slot),
+            Some(slot) if self.users(slot) == 1 => Need::Over(slot),
+            slot => Need::Place(slot),
+        }
+    }
+
+    /// Takes a place, if there is one.
+    fn take(&mut self) -> Option<Slot> {
         let next = self.users.len() as u64;
         // One that is stored first: it needs no free page of the node.
-        let slot = match self.garbage.pop().or_else(|| self.free.pop()) {
-            Some(slot) => slot,
-            None if next < self.slots => {
+        let slot = self.garbage.pop().or_else(|| self.free.pop()).or_else(|| {
+            (next < self.slots).then(|| {
                 self.users.push(0);
                 self.hashes.push(0);
                 next
-            }
-            None => {
-                return Err(StoreError::Full(format!(
-                    "all {} pages of the swap space are taken",
-                    self.slots
-                )));
-            }
-        };
+            })
+        })?;
         self.users[slot as usize] = 1;
-        self.figures.most =
-            self.figures.most.max((self.users.len() - self.free.len() - self.garbage.len()) as u64);
-        Ok(Slot(slot))
+        Some(Slot(slot))
+    }
+
+    /// Nobody counts on the places that were taken for these needs.
+    fn put_back(&mut self, needs: &[Need], slots: &[Option<Slot>]) {
+        for (need, slot) in needs.iter().zip(slots) {
+            if let (Need::Place(_), Some(slot)) = (need, slot) {
+                self.users[slot.0 as usize] = 0;
+                let list = if self.remote.is_stored(slot.0) { &mut self.garbage } else { &mut self.free };
+                list.push(slot.0);
+            }
+        }
     }
 
     /// Stores pages that leave; each may have a slot from before, which is the caller's. Returns the slots that they have now.
     ///
     /// # Errors
-    /// `StoreError`; the space is not to be used any more.
+    /// `StoreError`. `Full`: it may be tried again when places were given up. Otherwise the space is not to be used any more.
     pub fn save(&mut self, pages: &[(Option<Slot>, &Bytes)]) -> Result<Vec<Slot>, StoreError> {
-        let mut slots = Vec::with_capacity(pages.len());
-        let mut sent = Vec::with_capacity(pages.len());
-        for (slot, bytes) in pages {
-            let hash = self.hash(bytes);
-            let slot = match *slot {
-                Some(slot) if self.hashes[slot.0 as usize] == hash => {
-                    self.figures.unchanged += 1;
-                    slots.push(slot);
-                    continue;
-                }
-                Some(slot) if self.users[slot.0 as usize] == 1 => slot,
-                Some(shared) => {
-                    self.release(shared);
-                    self.take()?
-                }
-                None => self.take()?,
+        let hashes: Vec<u128> = pages.iter().map(|(_, bytes)| self.hash(bytes)).collect();
+        let needs: Vec<Need> =
+            pages.iter().zip(&hashes).map(|((slot, _), hash)| self.need(*slot, *hash)).collect();
+        let slots: Vec<Option<Slot>> = (needs.iter())
+            .map(|need| match *need {
+                Need::Nothing(slot) | Need::Over(slot) => Some(slot),
+                Need::Place(_) => self.take(),
+            })
+            .collect();
+        let Some(slots) = slots.iter().copied().collect::<Option<Vec<Slot>>>() else {
+            self.put_back(&needs, &slots);
+            return Err(StoreError::Full(format!("all {} pages of the swap space are taken", self.slots)));
+        };
+        let all = needs.iter().zip(&slots).zip(pages);
+        let sent: Vec<(u64, &Bytes)> = all
+            .filter(|((need, _), _)| !matches!(need, Need::Nothing(_)))
+            .map(|((_, slot), (_, bytes))| (slot.0, *bytes))
+            .collect();
+        if let Err(error) = self.remote.store(&sent) {
+            let (RemoteError::Budget(_) | RemoteError::Empty) = error else {
+                return Err(StoreError::Gone(error));
             };
-            self.hashes[slot.0 as usize] = hash;
-            slots.push(slot);
-            sent.push((slot.0, *bytes));
+            self.is_node_full = true;
+            self.put_back(&needs, &slots.into_iter().map(Some).collect::<Vec<_>>());
+            return Err(StoreError::Full(error.to_string()));
         }
         self.figures.stores += sent.len() as u64;
-        self.remote.store(&sent).map_err(|error| match error {
-            RemoteError::Budget(_) | RemoteError::Empty => StoreError::Full(error.to_string()),
-            error => StoreError::Gone(error),
-        })?;
+        self.figures.unchanged += (pages.len() - sent.len()) as u64;
+        for ((slot, hash), need) in slots.iter().zip(hashes).zip(needs) {
+            self.hashes[slot.0 as usize] = hash;
+            if let Need::Place(Some(shared)) = need {
+                self.release(shared);
+            }
+        }
+        self.figures.most =
+            self.figures.most.max((self.users.len() - self.free.len() - self.garbage.len()) as u64);
         Ok(slots)
     }
 
@@ -268,76 +268,11 @@ impl<R: Remote> Store<R> {
         self.remote.forget(&self.garbage).map_err(StoreError::Gone)?;
         self.figures.forgotten += self.garbage.len() as u64;
         self.free.append(&mut self.garbage);
+        // It has room for so many, if no other client is faster.
+        self.is_node_full = false;
         Ok(())
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use std::collections::HashMap;
-
-    /// Pages in a map.
-    #[derive(Debug, Default)]
-    pub(in crate::swap) struct Map {
-        pub(in crate::swap) pages: HashMap<u64, Bytes>,
-        pub(in crate::swap) stores: usize,
-    }
-
-    impl Remote for Map {
-        fn store(&mut self, pages: &[(u64, &Bytes)]) -> Result<(), RemoteError> {
-            self.stores += pages.len();
-            self.pages.extend(pages.iter().map(|(page, bytes)| (*page, **bytes)));
-            Ok(())
-        }
-
-        fn load(&mut self, page: u64) -> Result<Box<Bytes>, RemoteError> {
-            self.pages.get(&page).map(|bytes| Box::new(*bytes)).ok_or(RemoteError::NotMapped(page))
-        }
-
-        fn forget(&mut self, pages: &[u64]) -> Result<(), RemoteError> {
-            self.pages.retain(|page, _| !pages.contains(page));
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn a_page_that_two_count_on_is_not_overwritten() {
-        let mut store = Store::new(Map::default(), 10);
-        let (one, two) = ([1; PAGE], [2; PAGE]);
-        let slot = store.save(&[(None, &one)]).expect("stored")[0];
-        store.hold(slot);
-        let other = store.save(&[(Some(slot), &two)]).expect("stored")[0];
-        assert_ne!(slot, other);
-        assert_eq!((*store.load(slot).expect("loaded"), *store.load(other).expect("loaded")), (one, two));
-        // Now it is the only one's.
-        let same = store.save(&[(Some(slot), &two)]).expect("stored")[0];
-        assert_eq!(same, slot);
-        assert_eq!(*store.load(slot).expect("loaded"), two);
-    }
-
-    #[test]
-    fn what_did_not_change_is_not_sent_and_what_changed_there_is_refused() {
-        let mut store = Store::new(Map::default(), 10);
-        let bytes = [7; PAGE];
-        let slot = store.save(&[(None, &bytes)]).expect("stored")[0];
-        assert_eq!(store.save(&[(Some(slot), &bytes)]).expect("stored"), [slot]);
-        assert_eq!((store.remote.stores, store.figures().unchanged), (1, 1));
-        store.remote.pages.get_mut(&slot.0).expect("there")[4095] ^= 1;
-        assert!(matches!(store.load(slot), Err(StoreError::Wrong)));
-    }
-
-    #[test]
-    fn a_full_space_says_so_and_what_is_released_is_used_again() {
-        let mut store = Store::new(Map::default(), 100);
-        let bytes = [7; PAGE];
-        let slots = store.save(&[(None, &bytes); 100]).expect("stored");
-        let full = store.save(&[(None, &bytes)]).expect_err("full").to_string();
-        assert!(full.contains("all 100 pages") && full.contains("--size"), "{full}");
-        slots.iter().for_each(|slot| store.release(*slot));
-        store.tidy().expect("tidy");
-        assert!(store.remote.pages.is_empty());
-        assert_eq!(store.save(&[(None, &bytes); 100]).expect("stored").len(), 100);
-        assert_eq!(store.figures().most, 100);
-    }
-}
+pub(super) mod tests;

@@ -15,8 +15,10 @@
 
 use super::figures::Figures;
 use super::hello::Unclaimed;
+use super::places;
 use super::process::{Process, State};
-use super::store::{Bytes, Remote, Store, StoreError};
+use super::remote::Remote;
+use super::store::{Bytes, Store, StoreError};
 use super::sys::{Message, Uffd, peek};
 use super::wire::{PAGE, TAKE_MAX, Taken};
 use cuttlefs_common::world::{Random, SystemRandom};
@@ -428,7 +430,8 @@ impl<R: Remote> Swapper<R> {
         {
             let oldest = process.longest_left(FLUSH);
             let pages: Vec<_> = oldest.iter().map(|(_, bytes, slot)| (*slot, &**bytes)).collect();
-            let slots = self.store.save(&pages)?;
+            let slots = places::save(&mut self.store, &mut self.processes, &pages)?;
+            let Some(process) = self.processes.get_mut(&id) else { break };
             for ((page, ..), slot) in oldest.iter().zip(slots) {
                 process.set(*page, State::Stored(slot));
             }

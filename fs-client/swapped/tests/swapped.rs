@@ -16,6 +16,10 @@ const TASK: &str = "CUTTLEFS_SWAPPED_TASK";
 /// Pages that each process may have here: a quarter of what the tasks use, or less.
 const LIMIT: usize = 256;
 const USED: usize = 4 * LIMIT;
+/// Pages of a swap space that is larger than all that a task uses.
+const PLENTY: u64 = 1 << 20;
+/// Of one that holds what is out at once, and not all that ever left: half of a limit is always here, if a task uses little beside its array.
+const FEW: u64 = (USED - LIMIT / 2) as u64;
 
 #[derive(Default)]
 struct Map {
@@ -28,11 +32,13 @@ struct Map {
 
 impl Remote for Map {
     fn store(&mut self, pages: &[(u64, &Bytes)]) -> Result<(), RemoteError> {
-        self.pages.extend(pages.iter().map(|(page, bytes)| (*page, **bytes)));
-        match self.room {
-            Some(room) if self.pages.len() > room => Err(RemoteError::Empty),
-            _ => Ok(()),
+        for (page, bytes) in pages {
+            if !self.pages.contains_key(page) && self.room.is_some_and(|room| self.pages.len() >= room) {
+                return Err(RemoteError::Empty);
+            }
+            self.pages.insert(*page, **bytes);
         }
+        Ok(())
     }
 
     fn load(&mut self, page: u64) -> Result<Box<Bytes>, RemoteError> {
@@ -41,6 +47,10 @@ impl Remote for Map {
             self.pages.get(&page).map(|bytes| Box::new(*bytes)).ok_or(RemoteError::NotMapped(page))?;
         bytes[100] ^= u8::from(self.wrong == Some(self.loads));
         Ok(bytes)
+    }
+
+    fn is_stored(&self, page: u64) -> bool {
+        self.pages.contains_key(&page)
     }
 
     fn forget(&mut self, pages: &[u64]) -> Result<(), RemoteError> {
@@ -61,8 +71,8 @@ struct Ran {
     figures: Figures,
 }
 
-/// Runs a task; `None` where that cannot be.
-fn run(task: &str, remote: Map) -> Option<Ran> {
+/// Runs a task with a swap space of so many pages; `None` where that cannot be.
+fn run(task: &str, remote: Map, slots: u64) -> Option<Ran> {
     if let Err(error) = Uffd::create(Purpose::Swapped) {
         assert!(std::env::var_os("CUTTLEFS_REQUIRE_UFFD").is_none(), "no userfaultfd: {error}");
         eprintln!("skipped: no userfaultfd: {error}");
@@ -81,14 +91,18 @@ fn run(task: &str, remote: Map) -> Option<Ran> {
         .expect("started");
     let pid = Pid::from_raw(program.id() as i32).expect("a process id");
     let watched = pidfd_open(pid, PidfdFlags::empty()).expect("watched");
-    let mut swapper = Swapper::new(Store::new(remote, 1 << 20), LIMIT);
+    let mut swapper = Swapper::new(Store::new(remote, slots), LIMIT);
     let result = swapper.serve(&listener, &watched);
     let status = program.wait().expect("ended");
     Some(Ran { status, result, figures: swapper.figures() })
 }
 
 fn passes(task: &str) -> Option<Figures> {
-    let ran = run(task, Map::default())?;
+    passes_with(task, Map::default(), PLENTY)
+}
+
+fn passes_with(task: &str, remote: Map, slots: u64) -> Option<Figures> {
+    let ran = run(task, remote, slots)?;
     assert!(
         ran.result.is_ok() && ran.status.success(),
         "{:?} {:?}\n{}",
@@ -131,16 +145,34 @@ fn memory_is_grown_moved_and_given_up() {
 
 #[test]
 fn a_wrong_byte_ends_the_program() {
-    let Some(ran) = run("fill", Map { wrong: Some(50), ..Map::default() }) else { return };
+    let Some(ran) = run("fill", Map { wrong: Some(50), ..Map::default() }, PLENTY) else { return };
     assert!(matches!(ran.result, Err(SwapError::Store(StoreError::Wrong))));
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(9));
 }
 
 #[test]
-fn a_full_node_ends_the_program() {
-    let Some(ran) = run("fill", Map { room: Some(USED / 2), ..Map::default() }) else { return };
-    assert!(matches!(ran.result, Err(SwapError::Store(StoreError::Full(_)))));
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(9));
+fn a_full_node_or_swap_space_ends_the_program() {
+    let few = Map { room: Some(USED / 2), ..Map::default() };
+    for (remote, slots) in [(few, PLENTY), (Map::default(), USED as u64 / 2)] {
+        let Some(ran) = run("fill", remote, slots) else { return };
+        assert!(matches!(ran.result, Err(SwapError::Store(StoreError::Full(_)))));
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(9));
+    }
+}
+
+#[test]
+fn what_is_out_at_once_has_to_fit_and_not_all_that_ever_left() {
+    for task in ["fill", "threads"] {
+        let Some(plenty) = passes(task) else { return };
+        assert!(plenty.store.most > FEW && plenty.store.passed_on == 0, "{task}\n{plenty}");
+        let Some(few) = passes_with(task, Map::default(), FEW) else { return };
+        assert!(few.store.most == FEW && few.store.passed_on > 0, "{task}\n{few}");
+        let node = Map { room: Some(FEW as usize), ..Map::default() };
+        let Some(node) = passes_with(task, node, PLENTY) else { return };
+        assert!(node.store.most == FEW && node.store.passed_on > 0, "{task}\n{node}");
+        let [plenty, few, node] = [plenty, few, node].map(|figures| figures.store.requests_a_page());
+        assert!(few.max(node) <= plenty, "a place is passed on by no request: {plenty}, {few}, {node}");
+    }
 }
 
 /// What a process does; nothing in this one.
