@@ -115,3 +115,57 @@ impl Checks {
         self.accesses.pop_front()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adds WRITEs of a page each, and returns the runs that end before them.
+    fn add(checks: &mut Checks, pages: impl IntoIterator<Item = u64>, len: u32) -> Vec<(usize, u64, u64)> {
+        let ended = pages.into_iter().filter_map(|page| checks.add_write(page as usize, page..=page, len));
+        ended.map(|run| (run.slot, *run.pages.start(), *run.pages.end())).collect()
+    }
+
+    #[test]
+    fn runs_are_of_neighbours_and_fit_the_room_of_an_access() {
+        let mut checks = Checks::default();
+        assert_eq!(add(&mut checks, [3, 4, 4, 3, 5, 7, 6], 8), [(3, 3, 5), (7, 7, 7)]);
+        assert_eq!(checks.entries_in(), Some((6, 6)));
+        let most = ENTRIES_MAX as u64;
+        assert_eq!(add(&mut checks, 7..2 * most, 8), [(6, 6, 5 + most)], "the next begins behind it");
+        let last = checks.close().expect("a run");
+        assert_eq!((last.slot as u64, last.pages), (6 + most, 6 + most..=2 * most - 1));
+        assert!(checks.close().is_none() && checks.entries_in().is_none());
+    }
+
+    #[test]
+    fn an_awaited_run_is_checked_when_it_is_long() {
+        let mut checks = Checks::default();
+        add(&mut checks, 0..3, 4096);
+        assert!(!checks.is_awaited() && !checks.await_run() && checks.is_awaited());
+        add(&mut checks, [3], 4096);
+        assert!(checks.await_run());
+        checks.close();
+        assert!(!checks.is_awaited() && !checks.await_run());
+    }
+
+    #[test]
+    fn batches_end_in_order_each_with_its_accesses() {
+        let mut checks = Checks::default();
+        add(&mut checks, [5, 6, 9], 8);
+        assert_eq!(checks.close().map(|run| run.slot), Some(9));
+        checks.add(1);
+        checks.add(2);
+        assert_eq!(checks.close(), Some(Run::of_nothing(2)), "nothing of these is looked at");
+        add(&mut checks, [8], 8);
+        assert!(checks.are_under_way());
+        for wanted in [&[5, 6, 9][..], &[1, 2]] {
+            let count = checks.batch_came();
+            let came: Vec<usize> = (0..count).filter_map(|_| checks.next()).collect();
+            assert_eq!(came, wanted);
+        }
+        assert_eq!((checks.batch_came(), checks.are_under_way()), (0, false));
+        checks.close();
+        assert_eq!((checks.batch_came(), checks.next(), checks.next()), (1, Some(8), None));
+    }
+}
