@@ -24,25 +24,29 @@ fi
 # report LOG WORDS: the first number of the line with these words.
 report() { awk -v words="$2" 'index($0, words) {print $1; exit}' "$1"; }
 
-# Under a limit, and without one: the same output.
+# same LIMIT SIZE PROGRAM...: under a limit, and without one: the same output.
 same() {
-    local limit=$1
-    shift
+    local limit=$1 size=$2
+    shift 2
     "$@" >"$WORK/plain" || return 1
-    swap --limit "$limit" --size 256M --report "$@" >"$WORK/swapped" 2>"$WORK/report.log" || {
+    swap --limit "$limit" --size "$size" --report "$@" >"$WORK/swapped" 2>"$WORK/report.log" || {
         cat "$WORK/report.log"
         return 1
     }
     cmp "$WORK/plain" "$WORK/swapped"
 }
-check "a dictionary of four times the limit, read in random order" same 3M python3 "$JOB" dictionary
+check "a dictionary of four times the limit, read in random order" same 3M 256M python3 "$JOB" dictionary
 cat "$WORK/report.log"
 check "its pages went out and came back" test "$(report "$WORK/report.log" "pages out")" -ge 1000
 check "no page came beyond the limit" grep -q ' 0 pages came beyond the limit' "$WORK/report.log"
-check "quicksort of numbers beyond the limit" same 3M python3 "$JOB" quicksort
-check "threads, forks and mappings" same 4M python3 "$JOB" forks
+# Twelve and a half megabytes, of which all but the limit's are out at one time; each page was out once.
+check "the same, in a swap space that holds only what is out at one time" same 4M 10M python3 "$JOB" dictionary
+cat "$WORK/report.log"
+check "pages that had come back gave their places up" grep -q ' [1-9][0-9]* places passed on' "$WORK/report.log"
+check "quicksort of numbers beyond the limit" same 3M 256M python3 "$JOB" quicksort
+check "threads, forks and mappings" same 4M 256M python3 "$JOB" forks
 seq 30000 | awk '{print ($1 * 7919) % 1000003, "some text behind it", $1}' >"$WORK/lines"
-check "sort(1), with threads" same 1M sort --parallel=2 -S 64M "$WORK/lines"
+check "sort(1), with threads" same 1M 256M sort --parallel=2 -S 64M "$WORK/lines"
 # A program makes the socket of its command's own node open to all, and another user tries to join: the node itself turns that one away.
 # shellcheck disable=SC2016
 readonly BY_SEVEN='
