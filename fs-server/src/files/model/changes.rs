@@ -1,10 +1,10 @@
 //! The parts of models that do what the server does.
 
-use super::{FOREIGN, NEWER, RECORD, Site, run};
+use super::{FOREIGN, NEWER, OWN, RECORD, Site, run};
 use crate::files::one_sided_faults::{OneSided, change};
-use crate::files::{FileRegion, WriteAt, return_grant, truncate, write_back_all};
+use crate::files::{FileRegion, WriteAt, defragment, return_grant, truncate, write_back_all};
 use crate::pool::simdisk::UNWRITTEN_BYTE;
-use cuttlefs_common::ids::{PAGE_SIZE, PoolPage};
+use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PoolPage};
 use cuttlefs_common::rdma::{FileTarget, FileValue, FileWrite, WcStatus};
 use cuttlefs_common::region::ExtentState;
 use cuttlefs_common::status::Status;
@@ -122,6 +122,22 @@ impl Site {
     /// Returns the first session's grants.
     pub fn return_grant(&self) {
         run(return_grant(&self.file, self.sessions[0].1, 0, u64::MAX));
+    }
+
+    /// Moves the file's pages to one run of the pool.
+    pub fn defragment(&self) {
+        let moved = run(defragment(&self.files, &self.disk, &self.file, FilePage(0)));
+        self.must(moved.is_ok_and(|moved| moved.pages > 0), || format!("a move ends with {moved:?}"));
+    }
+
+    /// The file's pages lie one behind the other. What a WRITE has put there is there.
+    pub fn check_moved(&self) {
+        let pools = Self::pools(&self.file);
+        self.must(pools.windows(2).all(|two| two[0].0 + 1 == two[1].0), || format!("they lie at {pools:?}"));
+        let wanted = if self.noted.lock().is_written { NEWER } else { OWN };
+        let bytes = self.contents(&self.file);
+        self.must(bytes[..RECORD] == [wanted; RECORD], || "a WRITE is lost".into());
+        self.must(bytes[RECORD..].iter().all(|byte| *byte == OWN), || "other bytes have changed".into());
     }
 
     /// Evicts whatever may go.

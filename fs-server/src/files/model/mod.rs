@@ -61,6 +61,8 @@ pub struct Setup {
     pub len: usize,
     /// The bytes that both sessions are granted from the first one on; 0: nothing is granted.
     pub granted: u64,
+    /// Whether the other file has a page, which lies behind the file's first one.
+    pub scattered: bool,
 }
 
 /// What parts have noted.
@@ -74,7 +76,7 @@ struct Noted {
     faults: Vec<String>,
 }
 
-/// A server's files: one that two sessions have open, and another one, which is empty.
+/// A server's files: one that two sessions have open, and another one.
 pub struct Site {
     files: Arc<Files>,
     disk: SimDisk,
@@ -154,8 +156,13 @@ impl Site {
         });
         let file = file.expect("two sessions opened it");
         let site = Self { files, disk, meta, file, other, sessions, noted: Mutex::default() };
-        let bytes = vec![OWN; setup.len];
+        let mut bytes = vec![OWN; setup.len];
+        let behind = bytes.split_off(if setup.scattered { PAGE_SIZE } else { setup.len });
         run(site.write_to(&site.file, WriteAt::Offset(0), &bytes)).expect("written");
+        if setup.scattered {
+            site.write_other();
+            run(site.write_to(&site.file, WriteAt::End, &behind)).expect("written");
+        }
         run(write_back_all(&site.files, &site.disk)).expect("durable");
         if setup.granted > 0 {
             (0..2).for_each(|who| site.give_grant(who, setup.granted).expect("granted"));
