@@ -312,26 +312,6 @@ fn who_opens_behind_a_restart_finds_what_was_closed_before_the_kill() {
 }
 
 #[test]
-fn only_who_has_nothing_to_restore_says_so() {
-    let (world, [one, two], _) = with_an_unsynced_append();
-    let said = || {
-        let is_it = |(name, count): (&str, u64)| (name == "nothing_to_restore").then_some(count);
-        world.with_server(|server| server.server().counters.rpc().find_map(is_it))
-    };
-    let beat = |volume: &RemoteVolume| {
-        volume.session().call(&CALLER, || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
-    };
-    beat(&one);
-    assert_eq!(said(), Some(0), "it has restored its append");
-    beat(&two);
-    assert_eq!(said(), Some(1));
-    world.kill();
-    world.start();
-    beat(&one);
-    assert_eq!(said(), Some(1), "its recovery ended with a sync");
-}
-
-#[test]
 fn who_does_not_come_back_is_waited_for_a_moment() {
     let (world, [_away, two], ino) = with_an_unsynced_append();
     let (contents, took) = timed(&world, || append_and_read(&two, ino));

@@ -72,7 +72,6 @@ rpc_kinds! {
     "return_grant" => Request::ReturnGrant { .. },
     "changes" => Request::Changes { .. },
     "defragment" => Request::Defragment { .. },
-    "nothing_to_restore" => Request::NothingToRestore,
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

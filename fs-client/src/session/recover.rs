@@ -53,13 +53,6 @@ impl Session {
         }
         // Changes that the lost server has answered, but that are not noted yet, are restored by their callers from here on.
         self.unsynced.begin_recovery();
-        // Others wait for what this mount restores, and not for files and locks that it reclaims. Nothing is noted until the end of the recovery, so
-        // what is true here stays true.
-        if self.unsynced.is_empty()
-            && lane.call_recovering(&self.link, &Request::NothingToRestore, &mut recovered.seq).is_none()
-        {
-            return Ok(false);
-        }
         let files = self.opens.all();
         tracing::info!(files = files.len(), "the server lost our session; reclaiming open files");
         // Those by a region key are opened again when they are used: that may wait for another client, which may wait for this one.

@@ -1,15 +1,12 @@
 //! The same over the simulated RNIC, with a server that is killed and loses its power.
 
-use super::program::{BOTH, Program};
+use super::program::Program;
 use super::world::{World, WorldConfig, endpoint};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::WcStatus;
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::rpc::{Request, SyncScope};
 use cuttlefs_common::status::Status;
-use cuttlefs_common::world::Clock;
-use cuttlefs_server::GATHER;
-use std::time::Duration;
 
 fn requests(world: &World) -> u64 {
     world.with_server(|server| server.server().counters.rpc().map(|(_, count)| count).sum())
@@ -64,31 +61,4 @@ fn what_was_synced_is_there_after_a_kill_and_what_was_not_is_lost_whole() {
         program.grant(again, 0, 8 * PAGE_SIZE_U64).expect("granted anew");
         assert_eq!(program.append(again, b"more"), Ok(kept.len() as u64));
     }
-}
-
-/// Behind a kill: a client that is there, and reclaims for long, is waited for by no open once it has said that it has nothing to restore.
-#[test]
-fn who_has_nothing_to_restore_is_waited_for_by_no_open() {
-    let opening_took = |says: bool| {
-        let world = World::new(WorldConfig::new(5, Translation::Target, 4096, 256));
-        let start = |number| Program::start_by(world.network().device(), &endpoint(), number);
-        let (mut holder, mut reader) = (start(1), start(2));
-        let opened = holder.create(b"file", 0o644);
-        world.kill();
-        world.start();
-        holder.connect().expect("attached");
-        reader.connect().expect("attached");
-        reader.done(&Request::Recovered { unanswered: vec![] }).expect("recovered");
-        if says {
-            holder.done(&Request::NothingToRestore).expect("noted");
-        }
-        let begun = world.clock().monotonic();
-        reader.open(opened.attr.ino, BOTH).expect("opens");
-        let took = world.clock().monotonic() - begun;
-        holder.reclaim(&opened);
-        took
-    };
-    let (said, unsaid) = (opening_took(true), opening_took(false));
-    assert!(said < Duration::from_secs(1), "{said:?}");
-    assert!(unsaid > GATHER, "it may have something: {unsaid:?}");
 }

@@ -33,7 +33,7 @@ kinds! {
     Attach, Heartbeat, Detach, Reclaim, Lookup, GetAttr, SetAttr, Make, Create, Link, Unlink, Rmdir, Rename, ReadLink, ReadDir,
     Open, Close, Layout, Fetch, Write, Sync, Allocate, Seek, CopyRange, GetXattr, ListXattr, SetXattr, RemoveXattr, StatFs,
     Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, Restore,
-    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant, Changes, Defragment, NothingToRestore,
+    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant, Changes, Defragment,
 }
 
 impl Kind {
@@ -46,7 +46,7 @@ impl Kind {
                 matches!(reply, R::Done)
             }
             K::Close | K::Sync | K::SetXattr | K::RemoveXattr | K::Unlock => matches!(reply, R::Done),
-            K::Unbind | K::ReturnGrant | K::NothingToRestore => matches!(reply, R::Done),
+            K::Unbind | K::ReturnGrant => matches!(reply, R::Done),
             K::Bind | K::BindAgain => matches!(reply, R::Bound(_)),
             K::CancelLock => matches!(reply, R::Done | R::Settled(_)),
             K::Attach => matches!(reply, R::Attached(_)),
@@ -318,7 +318,6 @@ impl Grammar<'_> {
             Kind::RemoveXattr => Request::RemoveXattr { ino: self.ino(), name: self.xattr() },
             Kind::StatFs => Request::StatFs,
             Kind::Status => Request::Status,
-            Kind::NothingToRestore => Request::NothingToRestore,
             Kind::Recovered => {
                 let unanswered = || {
                     let slot =

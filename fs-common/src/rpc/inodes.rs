@@ -41,7 +41,6 @@ impl Request<'_> {
             | Request::Heartbeat
             | Request::Detach
             | Request::Recovered { .. }
-            | Request::NothingToRestore
             | Request::ShareCounters { .. }
             | Request::Close { .. }
             | Request::Layout { .. }

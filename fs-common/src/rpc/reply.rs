@@ -121,7 +121,7 @@ pub struct Space {
 /// A successful reply; each variant lists its requests. A failure has a status in the header, and no body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
-    /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, NothingToRestore, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, SetXattr,
+    /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, SetXattr,
     /// RemoveXattr, Unbind, ReturnGrant.
     Done,
     /// Attach.

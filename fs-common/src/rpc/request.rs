@@ -389,9 +389,6 @@ pub enum Request<'a> {
         /// The page to begin at: 0, then what the reply to the step before says.
         first_page: FilePage,
     },
-    /// This client will restore nothing: it has no copy of a change that an earlier server answered. So others need not wait for it to read and change
-    /// files, while it reclaims what it had open.
-    NothingToRestore,
 }
 
 impl<'a> Request<'a> {

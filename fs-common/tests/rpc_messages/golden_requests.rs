@@ -16,7 +16,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 49;
+const KINDS: usize = 48;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -71,7 +71,6 @@ fn kind(request: &Request<'_>) -> usize {
         Request::ReturnGrant { .. } => 45,
         Request::Changes { .. } => 46,
         Request::Defragment { .. } => 47,
-        Request::NothingToRestore => 48,
     }
 }
 
@@ -366,7 +365,6 @@ fn regions() -> Vec<(Request<'static>, Vec<u8>)> {
         (Request::ReturnGrant { filekey, offset: 300, len: 1 }, vec![45, 6, 0xac, 0x02, 1]),
         (Request::Changes { inodes: vec![InodeNo(300), InodeNo(1)] }, vec![46, 2, 0xac, 0x02, 1]),
         (Request::Defragment { filekey, first_page: FilePage(300) }, vec![47, 6, 0xac, 0x02]),
-        (Request::NothingToRestore, vec![48]),
     ]
 }
 

@@ -239,14 +239,7 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
                 subtree,
             })
             .boxed(),
-        select(vec![
-            Request::Heartbeat,
-            Request::Detach,
-            Request::StatFs,
-            Request::Status,
-            Request::NothingToRestore,
-        ])
-        .boxed(),
+        select(vec![Request::Heartbeat, Request::Detach, Request::StatFs, Request::Status]).boxed(),
         buffer().prop_map(|buffer| Request::ShareCounters { buffer }).boxed(),
         vec(reclaim(), 0..20).prop_map(|files| Request::Reclaim { files }).boxed(),
         vec(any::<(u16, u64)>(), 0..20)

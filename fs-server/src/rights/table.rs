@@ -23,7 +23,7 @@
 //! | Bind, BindAgain, GrantWrite, ReturnGrant, one-sided writes | the same; Bind: at least those of the key |
 //! | Defragment | write, on a file that it has opened whole |
 //! | OpenRegion | a key of a binding that is there; as Open; an export that is the pool's or the binder's directory |
-//! | Close, Unbind, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, NothingToRestore, Detach, ShareCounters, Heartbeat | the session they are about |
+//! | Close, Unbind, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, ShareCounters, Heartbeat | the session they are about |
 //! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
 //! | Sync, StatFs, Status | nothing |
 //!
@@ -118,7 +118,6 @@ impl Judge<'_> {
             Request::Heartbeat
             | Request::Detach
             | Request::Recovered { .. }
-            | Request::NothingToRestore
             | Request::ShareCounters { .. }
             | Request::Close { .. }
             | Request::Unlock { .. }

@@ -18,9 +18,9 @@
 //! reclaimed have been freed, all is *settled*. `rpc/handlers/grace.rs` says which requests wait until then.
 //!
 //! # Changes that clients restore
-//! After a kill, clients may have the only copies of answered changes, and restore these before they say `Recovered`; a client that has none says so
-//! first (`NothingToRestore`). Until all have said one or the other, the server is *gathering*: no other client is told the contents of files. The server
-//! waits `GATHER` from its start for clients that have not connected, and `GATHER_HERE` for those that have connected and said neither.
+//! After a kill, clients may have the only copies of answered changes, and restore these before they say `Recovered`. Until all have, the server is
+//! *gathering*: no other client is told the contents of files. The server waits `GATHER` from its start for clients that have not connected, and
+//! `GATHER_HERE` for those that have connected and not said `Recovered`.
 //!
 //! # Retransmitted requests
 //! With `Recovered` each client names the requests to which it has no answer. If such a request was done, the answer in its slot's record is put into
@@ -46,7 +46,7 @@ use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -197,22 +197,13 @@ impl Session {
     }
 }
 
-/// What a client of the server before may still bring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Brings {
-    /// Contents that it restores, and all else.
-    Contents,
-    /// Files and locks that it reclaims: it has said that it has nothing to restore.
-    Files,
-}
-
 /// All sessions of a server.
 pub struct Sessions {
     by_client: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Locked after `by_client`.
     absent: Mutex<Absent>,
-    /// Clients of the server before this one that may still reclaim files, and what each may still bring.
-    recovering: Mutex<BTreeMap<ClientId, Brings>>,
+    /// Clients of the server before this one that may still reclaim files.
+    recovering: Mutex<BTreeSet<ClientId>>,
     /// Monotonic milliseconds at which the grace period ends. Relaxed, like the next fields: it does not matter if a reader sees a change late.
     grace_until_ms: AtomicU64,
     /// Monotonic milliseconds of the last `tick`.
@@ -237,9 +228,7 @@ impl Sessions {
         lease: Duration,
         before: Vec<(ClientId, ClientRecord)>,
     ) -> (Self, Vec<ClientId>) {
-        let had_session = |(client, record): &(ClientId, ClientRecord)| {
-            record.has_session.then_some((*client, Brings::Contents))
-        };
+        let had_session = |(client, record): &(ClientId, ClientRecord)| record.has_session.then_some(*client);
         let recovering = before.iter().filter_map(had_session).collect();
         let mut absent = Absent::default();
         let forgotten = absent.extend(before.into_iter().map(|(client, record)| (client, record.owner)));
@@ -297,21 +286,19 @@ impl Sessions {
         }
         let (now, until) = (self.now_ms(), self.gather_until_ms.load(Ordering::Relaxed));
         let here_until = until + (GATHER_HERE - GATHER).as_millis() as u64;
-        let goes_on = self.is_grace_period() && now < here_until && self.some_may_restore(now < until);
+        let goes_on =
+            self.is_grace_period() && (now < until || now < here_until && self.some_are_recovering());
         if !goes_on {
             self.gathering.store(false, Ordering::Relaxed);
         }
         goes_on
     }
 
-    /// Whether a client of the server before may still restore changes: one that has connected, or with `or_is_away` any.
-    fn some_may_restore(&self, or_is_away: bool) -> bool {
+    /// Whether a client of the server before has connected and not said `Recovered`.
+    fn some_are_recovering(&self) -> bool {
         let by_client = self.by_client.lock();
-        let is_here = |client| by_client.get(client).is_some_and(|session| session.connections() > 0);
         let recovering = self.recovering.lock();
-        recovering
-            .iter()
-            .any(|(client, brings)| *brings == Brings::Contents && (or_is_away || is_here(client)))
+        recovering.iter().filter_map(|client| by_client.get(client)).any(|session| session.connections() > 0)
     }
 
     fn now_ms(&self) -> u64 {
@@ -349,14 +336,14 @@ impl Sessions {
 
     /// Whether a client has reclaimed all of its files.
     pub fn has_recovered(&self, client: ClientId) -> bool {
-        !self.recovering.lock().contains_key(&client)
+        !self.recovering.lock().contains(&client)
     }
 
     /// The clients that did not come back in the grace period.
     pub fn take_lost(&self) -> Vec<ClientId> {
         let by_client = self.by_client.lock();
         let recovering = std::mem::take(&mut *self.recovering.lock());
-        recovering.into_keys().filter(|client| !by_client.contains_key(client)).collect()
+        recovering.into_iter().filter(|client| !by_client.contains_key(client)).collect()
     }
 
     /// Notes that a client has reclaimed its files, or will not.
@@ -364,16 +351,9 @@ impl Sessions {
         self.recovering.lock().remove(&client);
     }
 
-    /// Notes that a client has no contents to restore. It may still reclaim files and locks.
-    pub fn restores_nothing(&self, client: ClientId) {
-        if let Some(brings) = self.recovering.lock().get_mut(&client) {
-            *brings = Brings::Files;
-        }
-    }
-
     /// Whether a client had a session when the server before ended, and may still reclaim files and locks.
     pub fn may_reclaim(&self, client: ClientId) -> bool {
-        self.is_grace_period() && self.recovering.lock().contains_key(&client)
+        self.is_grace_period() && self.recovering.lock().contains(&client)
     }
 
     /// How long a client may be silent.
@@ -615,27 +595,6 @@ mod tests {
         assert!(!sessions.is_gathering(), "the other one is not");
         assert!(sessions.is_grace_period());
         assert_eq!(sessions.awaited(), 1);
-    }
-
-    #[test]
-    fn who_has_nothing_to_restore_is_waited_for_by_nobody_who_reads() {
-        let clock = Arc::new(ManualClock::default());
-        let before = vec![of_root(1, true), of_root(2, true)];
-        let sessions =
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0;
-        sessions.gather();
-        for client in [1, 2].map(ClientId) {
-            let session = sessions.attach(client, &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
-            session.note_connection(true);
-        }
-        sessions.restores_nothing(ClientId(1));
-        sessions.restores_nothing(ClientId(3));
-        assert!(sessions.is_gathering(), "the other one may have something");
-        sessions.recovered(ClientId(2));
-        assert!(!sessions.is_gathering());
-        assert!(sessions.is_grace_period(), "it may have more to reclaim");
-        assert!(sessions.may_reclaim(ClientId(1)) && !sessions.has_recovered(ClientId(1)));
-        assert!(!sessions.may_reclaim(ClientId(3)));
     }
 
     #[test]

@@ -128,10 +128,6 @@ pub(crate) async fn run(
         Request::Heartbeat => done(),
         Request::Detach => attach::detach(&call).await,
         Request::Recovered { unanswered } => attach::recovered(&call, &unanswered).await,
-        Request::NothingToRestore => {
-            call.context.server.sessions.restores_nothing(session.client());
-            done()
-        }
         Request::ShareCounters { buffer } => sample::share(&call, buffer),
         Request::Reclaim { files } => attach::reclaim(&call, &files).await,
         Request::Lookup { parent, name } => names::lookup(&call, parent, name).await,
