@@ -283,6 +283,7 @@ impl RunningServer {
 
     fn listen(&mut self, listen: &[Endpoint]) -> Result<(), StartError> {
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
+        self.server.sessions.begin();
         for endpoint in listen {
             let rnic = self.server.rnics.of_endpoint(endpoint);
             let listener = self.server.rnics.get(rnic).pd.listen(endpoint)?;

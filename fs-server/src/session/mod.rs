@@ -19,8 +19,8 @@
 //!
 //! # Changes that clients restore
 //! After a kill, clients may have the only copies of answered changes, and restore these before they say `Recovered`. Until all have, the server is
-//! *gathering*: no other client is told the contents of files. The server waits `GATHER` from its start for clients that have not connected, and
-//! `GATHER_HERE` for those that have connected and not said `Recovered`.
+//! *gathering*: no other client is told the contents of files. From when it begins to listen the server waits `GATHER` for clients that have not
+//! connected, and `GATHER_HERE` for those that have connected and not said `Recovered`.
 //!
 //! # Retransmitted requests
 //! With `Recovered` each client names the requests to which it has no answer. If such a request was done, the answer in its slot's record is put into
@@ -267,6 +267,14 @@ impl Sessions {
     pub fn gather(&self) {
         self.gather_until_ms.store(self.now_ms() + GATHER.as_millis() as u64, Ordering::Relaxed);
         self.gathering.store(true, Ordering::Relaxed);
+    }
+
+    /// Clients can come from now on, so the times for which they are waited for begin: the start itself may take longer, on a slow disk.
+    pub fn begin(&self) {
+        let now = self.now_ms();
+        self.grace_until_ms.fetch_max(now + self.lease.as_millis() as u64, Ordering::Relaxed);
+        self.gather_until_ms.fetch_max(now + GATHER.as_millis() as u64, Ordering::Relaxed);
+        self.ticked_ms.fetch_max(now, Ordering::Relaxed);
     }
 
     /// Set while clients may still restore answered changes, and perhaps a little longer: until somebody asks.
@@ -595,6 +603,26 @@ mod tests {
         assert!(!sessions.is_gathering(), "the other one is not");
         assert!(sessions.is_grace_period());
         assert_eq!(sessions.awaited(), 1);
+    }
+
+    #[test]
+    fn a_long_start_takes_no_time_from_those_who_come_back() {
+        let clock = Arc::new(ManualClock::default());
+        let (lease, before) = (Duration::from_secs(10), vec![of_root(1, true)]);
+        let sessions = Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), lease, before).0;
+        sessions.gather();
+        // Nobody asks, and nothing ticks, while the server looks at what is there.
+        clock.advance(Duration::from_secs(20));
+        sessions.begin();
+        assert!(sessions.is_gathering() && sessions.is_grace_period());
+        pass(&clock, &sessions, 2);
+        assert!(sessions.is_gathering());
+        pass(&clock, &sessions, 1);
+        assert!(!sessions.is_gathering(), "it did not come");
+        pass(&clock, &sessions, 6);
+        assert!(sessions.is_grace_period());
+        pass(&clock, &sessions, 1);
+        assert!(!sessions.is_grace_period());
     }
 
     #[test]
