@@ -353,6 +353,42 @@ fn what_two_clients_restore_stands_in_the_order_it_was_answered() {
     }
 }
 
+/// A hole, and zeros, may leave the length to the change that they lie over. A cut does not.
+#[test]
+fn a_length_is_restored_though_newer_holes_lie_over_all_of_the_change_that_gave_it() {
+    let zeros = Allocate::ZeroRange { keep_size: true };
+    // What made the file longer; where the hole begins; whether there is a cut behind the hole.
+    for (first, how, at, cut) in [0, 1].into_iter().flat_map(|first| {
+        let hows = [Allocate::PunchHole, zeros];
+        hows.into_iter().flat_map(move |how| {
+            [1000, 1050].into_iter().flat_map(move |at| [false, true].map(|cut| (first, how, at, cut)))
+        })
+    }) {
+        let world = World::new(CONFIG);
+        let users = [User::new(&world), User::new(&world)];
+        let [one, two] = &users;
+        one.write(0, &[b'.'; 1000]);
+        assert_eq!(one.fsync(), Ok(()));
+        one.append(&[b'a'; 100]);
+        two.allocate(at, 5000, how);
+        if cut {
+            two.cut(900);
+        }
+        kill(&world, false);
+        users[first].come_back();
+        users[1 - first].come_back();
+        let mut expected = [vec![b'.'; 1000], vec![b'a'; at as usize - 1000]].concat();
+        expected.resize(1100, 0);
+        if cut {
+            expected.truncate(900);
+        }
+        assert!(one.all() == expected, "{first} came first, {how:?} at {at}, {cut}: {}", one.all().len());
+        assert_eq!((one.fsync(), two.fsync()), (Ok(()), Ok(())));
+        kill(&world, true);
+        assert!(two.all() == expected, "{first} came first, {how:?} at {at}, {cut}: {}", two.all().len());
+    }
+}
+
 #[test]
 fn who_misses_a_whole_life_of_the_server_restores_nothing_over_what_others_restored_in_it() {
     let world = World::new(CONFIG);

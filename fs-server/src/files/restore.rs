@@ -98,7 +98,9 @@ pub async fn restore(
         Restored::End(size) => (size, u64::MAX),
     };
     let (mut is_restored, mut lost) = (false, false);
-    for (from, to, verdict) in judge(range)? {
+    let parts = judge(range)?;
+    let is_end_overtaken = parts.last().is_some_and(|(_, _, verdict)| *verdict == Verdict::Overtaken);
+    for (from, to, verdict) in parts {
         match (verdict, what) {
             (Verdict::Overtaken, _) => continue,
             // A reservation changes no bytes, so its counter is that of an earlier change, in whatever life of the server. It is no loss if the file
@@ -149,6 +151,14 @@ pub async fn restore(
             }
         }
     }
+    if gives_length(&what) && is_end_overtaken && file.size() < range.1 {
+        // What has overtaken its last bytes, a hole or zeros, may have left the length to it. Only a cut is newer at all places behind the end, too.
+        let behind = judge((u64::MAX - 1, u64::MAX))?;
+        if behind.iter().all(|(_, _, verdict)| *verdict == Verdict::Restore) {
+            set_length(range.1).await?;
+            is_restored = true;
+        }
+    }
     if is_restored {
         // Noted with the counter of the whole change, because a change that was noted as restored is not restored again.
         file.change_bookkeeping(|state| state.note_restored(by));
@@ -158,6 +168,16 @@ pub async fn restore(
         tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "some of what a client had not synced is not restored: others have changed it since the server it wrote to died, or it was more than its share");
     }
     Ok(lost)
+}
+
+/// Whether the change makes the file reach its end.
+fn gives_length<B>(what: &Restored<B>) -> bool {
+    use Allocate::{Reserve, ZeroRange};
+    matches!(
+        what,
+        Restored::Bytes { .. }
+            | Restored::Allocate { how: Reserve { keep_size: false } | ZeroRange { keep_size: false }, .. }
+    )
 }
 
 /// Whether the change gives bytes other contents.
