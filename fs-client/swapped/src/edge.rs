@@ -204,6 +204,11 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_in
     let advice = match advice {
         // At some later time the kernel would take these pages away, without a word. It may do so at once.
         libc::MADV_FREE if is_swapped() => libc::MADV_DONTNEED,
+        // A page that has left comes back in a child, too. Who is refused knows another way: old kernels have none either.
+        libc::MADV_WIPEONFORK if is_swapped() => {
+            set_errno(libc::EINVAL);
+            return -1;
+        }
         // Pages leave one by one.
         libc::MADV_HUGEPAGE if is_swapped() => return 0,
         advice => advice,

@@ -333,6 +333,9 @@ fn moves() {
         look(first, all * 3 / 4..all, by(1));
         put(first, all / 4..all * 3 / 4, 1);
         assert_eq!(libc::madvise(first.cast(), PAGE, libc::MADV_FREE), 0);
+        // It could not be kept, and a child would see what it must not.
+        let wiped = libc::madvise(middle, PAGE, libc::MADV_WIPEONFORK);
+        assert_eq!((wiped, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EINVAL)));
         look(first, 0..WORDS, zero);
         put(first, 0..WORDS, 1);
         // Grown, in place or elsewhere.
