@@ -272,9 +272,14 @@ impl Sessions {
     /// Clients can come from now on, so the times for which they are waited for begin: the start itself may take longer, on a slow disk.
     pub fn begin(&self) {
         let now = self.now_ms();
-        self.grace_until_ms.fetch_max(now + self.lease.as_millis() as u64, Ordering::Relaxed);
-        self.gather_until_ms.fetch_max(now + GATHER.as_millis() as u64, Ordering::Relaxed);
+        self.wait_from(now);
         self.ticked_ms.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Clients are waited for from now on, as long as ever.
+    fn wait_from(&self, now_ms: u64) {
+        self.grace_until_ms.fetch_max(now_ms + self.lease.as_millis() as u64, Ordering::Relaxed);
+        self.gather_until_ms.fetch_max(now_ms + GATHER.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Set while clients may still restore answered changes, and perhaps a little longer: until somebody asks.
@@ -324,9 +329,7 @@ impl Sessions {
         let now = self.now_ms();
         if self.stood_still(now) {
             tracing::warn!("this server stood still; its clients' leases begin anew");
-            let lease_ms = self.lease.as_millis() as u64;
-            self.grace_until_ms.fetch_max(now + lease_ms, Ordering::Relaxed);
-            self.gather_until_ms.fetch_max(now + GATHER.as_millis() as u64, Ordering::Relaxed);
+            self.wait_from(now);
             self.list().iter().for_each(|session| session.touch(self.clock.monotonic()));
         }
         self.ticked_ms.store(now, Ordering::Relaxed);
