@@ -1,7 +1,8 @@
 //! Accesses that a later READ of entries checks, in the order in which they were posted.
 //!
 //! WRITEs of pages that follow each other are a *run*: one READ of the entries checks them all (NP-RDMA section 3.1.1). Runs up to a READ that is
-//! signaled are a *batch*, which that READ's completion ends. Where completions tell of absent pages, a batch is what went with one doorbell.
+//! signaled are a *batch*, which that READ's completion ends. The READs of a batch go behind all of its WRITEs, so that no answer comes amid these and
+//! takes the processor that sends them. Where completions tell of absent pages, a batch is what went with one doorbell.
 //!
 //! A run that somebody *awaits*, since a signaled request is in it or behind it, is checked with its doorbell, or as soon as it has `AWAITED_BYTES_MAX`.
 
@@ -9,9 +10,9 @@ use super::peer::ENTRIES_MAX;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
-/// Bytes of an awaited run, whose accesses all wait for the last: half of what the target takes with one system call, so that it works on one run while
-/// the next is made.
-const AWAITED_BYTES_MAX: u64 = 16 << 10;
+/// Bytes of an awaited run, whose accesses all wait for the last: so many that what the target takes with one system call has one run and its READ, and
+/// not two.
+const AWAITED_BYTES_MAX: u64 = 24 << 10;
 
 /// WRITEs of pages that follow each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,8 +46,8 @@ pub(super) struct Checks {
     batches: VecDeque<usize>,
     /// Accesses of no batch.
     open: usize,
-    /// The last run, if its READ is not posted.
-    run: Option<Run>,
+    /// The runs of no batch.
+    runs: VecDeque<Run>,
 }
 
 impl Checks {
@@ -56,43 +57,50 @@ impl Checks {
         self.open += 1;
     }
 
-    /// Adds a WRITE. Returns the run before, if that ends here; its READ belongs before the WRITE.
-    pub(super) fn add_write(&mut self, slot: usize, pages: RangeInclusive<u64>, len: u32) -> Option<Run> {
+    /// Adds a WRITE.
+    pub(super) fn add_write(&mut self, slot: usize, pages: RangeInclusive<u64>, len: u32) {
         self.add(slot);
         let bytes = u64::from(len);
-        match &mut self.run {
+        match self.runs.back_mut() {
             Some(run) if run.takes(&pages) => {
                 run.pages = *run.pages.start()..=*run.pages.end().max(pages.end());
                 run.bytes += bytes;
-                None
             }
-            _ => self.run.replace(Run { slot, pages, bytes, is_awaited: false }),
+            _ => self.runs.push_back(Run { slot, pages, bytes, is_awaited: false }),
         }
     }
 
     /// The access in whose room the entries of the last run come, and the page of the first of them.
     pub(super) fn entries_in(&self) -> Option<(usize, u64)> {
-        self.run.as_ref().map(|run| (run.slot, *run.pages.start()))
+        self.runs.back().map(|run| (run.slot, *run.pages.start()))
     }
 
     /// Somebody awaits the last run. Returns whether it is long enough to be checked at once.
     pub(super) fn await_run(&mut self) -> bool {
-        self.run.as_mut().is_some_and(|run| {
+        self.runs.back_mut().is_some_and(|run| {
             run.is_awaited = true;
             run.bytes >= AWAITED_BYTES_MAX
         })
     }
 
     pub(super) fn is_awaited(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.is_awaited)
+        self.runs.iter().any(|run| run.is_awaited)
     }
 
-    /// Makes a batch of all that is in none. Returns what its READ is to bring.
-    pub(super) fn close(&mut self) -> Option<Run> {
+    /// Makes a batch of all that is in none, if there is anything. [`Self::next_run`] gives what its READs are to bring.
+    pub(super) fn close(&mut self) {
         let open = std::mem::take(&mut self.open);
-        let last = *self.accesses.back().filter(|_| open > 0)?;
+        let Some(last) = self.accesses.back().copied().filter(|_| open > 0) else { return };
         self.batches.push_back(open);
-        Some(self.run.take().unwrap_or_else(|| Run::of_nothing(last)))
+        if self.runs.is_empty() {
+            self.runs.push_back(Run::of_nothing(last));
+        }
+    }
+
+    /// The next run of the batch that was just made, and whether it is the last, whose READ is signaled.
+    pub(super) fn next_run(&mut self) -> Option<(Run, bool)> {
+        let run = self.runs.pop_front()?;
+        Some((run, self.runs.is_empty()))
     }
 
     /// Whether READs of batches are under way.
@@ -107,7 +115,7 @@ impl Checks {
 
     /// All accesses of no batch are known to be done, and there is no batch: how many [`Self::next`] gives now.
     pub(super) fn end_open(&mut self) -> usize {
-        debug_assert!(!self.are_under_way() && self.run.is_none(), "these would be done first");
+        debug_assert!(!self.are_under_way() && self.runs.is_empty(), "these would be done first");
         std::mem::take(&mut self.open)
     }
 
@@ -120,32 +128,48 @@ impl Checks {
 mod tests {
     use super::*;
 
-    /// Adds WRITEs of a page each, and returns the runs that end before them.
-    fn add(checks: &mut Checks, pages: impl IntoIterator<Item = u64>, len: u32) -> Vec<(usize, u64, u64)> {
-        let ended = pages.into_iter().filter_map(|page| checks.add_write(page as usize, page..=page, len));
-        ended.map(|run| (run.slot, *run.pages.start(), *run.pages.end())).collect()
+    /// Adds WRITEs of a page each.
+    fn add(checks: &mut Checks, pages: impl IntoIterator<Item = u64>, len: u32) {
+        pages.into_iter().for_each(|page| checks.add_write(page as usize, page..=page, len));
+    }
+
+    /// Makes a batch, and returns its runs: slot, first page, last page.
+    fn close(checks: &mut Checks) -> Vec<(usize, u64, u64)> {
+        checks.close();
+        let mut runs = Vec::new();
+        while let Some((run, is_last)) = checks.next_run() {
+            runs.push((run.slot, *run.pages.start(), *run.pages.end()));
+            assert_eq!(is_last, checks.runs.is_empty());
+        }
+        runs
     }
 
     #[test]
     fn runs_are_of_neighbours_and_fit_the_room_of_an_access() {
         let mut checks = Checks::default();
-        assert_eq!(add(&mut checks, [3, 4, 4, 3, 5, 7, 6], 8), [(3, 3, 5), (7, 7, 7)]);
+        add(&mut checks, [3, 4, 4, 3, 5, 7, 6], 8);
         assert_eq!(checks.entries_in(), Some((6, 6)));
+        assert_eq!(close(&mut checks), [(3, 3, 5), (7, 7, 7), (6, 6, 6)]);
         let most = ENTRIES_MAX as u64;
-        assert_eq!(add(&mut checks, 7..2 * most, 8), [(6, 6, 5 + most)], "the next begins behind it");
-        let last = checks.close().expect("a run");
-        assert_eq!((last.slot as u64, last.pages), (6 + most, 6 + most..=2 * most - 1));
-        assert!(checks.close().is_none() && checks.entries_in().is_none());
+        add(&mut checks, 6..2 * most, 8);
+        assert_eq!(
+            close(&mut checks),
+            [(6, 6, 5 + most), (6 + most as usize, 6 + most, 2 * most - 1)],
+            "the next begins behind it"
+        );
+        assert!(close(&mut checks).is_empty() && checks.entries_in().is_none());
     }
 
     #[test]
     fn an_awaited_run_is_checked_when_it_is_long() {
         let mut checks = Checks::default();
-        add(&mut checks, 0..3, 4096);
+        add(&mut checks, 0..5, 4096);
         assert!(!checks.is_awaited() && !checks.await_run() && checks.is_awaited());
-        add(&mut checks, [3], 4096);
+        add(&mut checks, [5], 4096);
         assert!(checks.await_run());
-        checks.close();
+        add(&mut checks, [9], 4096);
+        assert!(checks.is_awaited(), "also where another run follows");
+        close(&mut checks);
         assert!(!checks.is_awaited() && !checks.await_run());
     }
 
@@ -153,10 +177,10 @@ mod tests {
     fn batches_end_in_order_each_with_its_accesses() {
         let mut checks = Checks::default();
         add(&mut checks, [5, 6, 9], 8);
-        assert_eq!(checks.close().map(|run| run.slot), Some(9));
+        assert_eq!(close(&mut checks), [(5, 5, 6), (9, 9, 9)]);
         checks.add(1);
         checks.add(2);
-        assert_eq!(checks.close(), Some(Run::of_nothing(2)), "nothing of these is looked at");
+        assert_eq!(close(&mut checks), [(2, 0, 0)], "nothing of these is looked at");
         add(&mut checks, [8], 8);
         assert!(checks.are_under_way());
         for wanted in [&[5, 6, 9][..], &[1, 2]] {
@@ -165,7 +189,7 @@ mod tests {
             assert_eq!(came, wanted);
         }
         assert_eq!((checks.batch_came(), checks.are_under_way()), (0, false));
-        checks.close();
+        close(&mut checks);
         assert_eq!((checks.batch_came(), checks.next(), checks.next()), (1, Some(8), None));
     }
 }

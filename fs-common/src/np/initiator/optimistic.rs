@@ -20,7 +20,6 @@
 //! | WRITE to one page | WRITE | | the target |
 //! | WRITE to several | WRITE | | once more, between two READs of the entries, as above |
 
-use super::checks::Run;
 use super::flight::widened;
 use super::peer::{BATCH_CHECKED, ENTRIES_MAX, NpPeer, READ_DONE, ROOM};
 use super::request::NpOp;
@@ -93,9 +92,7 @@ impl NpPeer {
             let entries = self.entries(slot * ROOM, *pages.start(), count, None);
             self.posts.push(entries);
         }
-        if let Some(run) = self.checks.add_write(slot, pages, len) {
-            self.post_check(&run, None);
-        }
+        self.checks.add_write(slot, pages, len);
         self.flights[slot].entries_in = self.checks.entries_in().unwrap_or((slot, 0));
         self.posts.push(write);
         if count > BATCHED_PAGES_MAX {
@@ -108,14 +105,6 @@ impl NpPeer {
         if self.checks.await_run() {
             self.check_batch();
         }
-    }
-
-    /// Posts the READ that checks a run.
-    fn post_check(&mut self, run: &Run, wr_id: Option<WrId>) {
-        let at = run.slot * ROOM + ENTRIES_MAX * 8;
-        let first = *run.pages.start();
-        let check = self.entries(at, first, run.pages.end() - first + 1, wr_id);
-        self.posts.push(check);
     }
 
     /// Puts the entries that pages had when they were last seen where those from before a WRITE are; `false`: they are not all known. Where
@@ -146,11 +135,14 @@ impl NpPeer {
         }
     }
 
-    /// Has the accesses checked that nobody has checked.
+    /// Has the accesses checked that nobody has checked. Completions of those that met an absent page have come when that of the last READ comes.
     pub(super) fn check_batch(&mut self) {
-        if let Some(run) = self.checks.close() {
-            // Completions of those that met an absent page have come when this one comes.
-            self.post_check(&run, Some(WrId(BATCH_CHECKED << 32)));
+        self.checks.close();
+        while let Some((run, is_last)) = self.checks.next_run() {
+            let at = run.slot * ROOM + ENTRIES_MAX * 8;
+            let (first, count) = (*run.pages.start(), run.pages.end() - run.pages.start() + 1);
+            let check = self.entries(at, first, count, is_last.then_some(WrId(BATCH_CHECKED << 32)));
+            self.posts.push(check);
         }
     }
 
