@@ -23,8 +23,8 @@ use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::OwnedFd;
-use rustix::fs::Mode;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::VecDeque;
 use std::io;
@@ -427,9 +427,22 @@ fn bind_unix(path: &Path, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
         rustix::net::bind(&socket, &address)?;
     }
     // Before listen, so that nobody can connect while the mode is wider.
-    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+    set_mode(path, mode)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// Sets the mode of a socket. Not by its path: whoever may write to the folder could put a link to another file there meanwhile.
+fn set_mode(socket: &Path, mode: u32) -> io::Result<()> {
+    let place = rustix::fs::open(socket, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode) != FileType::Socket {
+        return Err(io::Error::other(
+            "something else has taken the socket's place; let only this user write to the folder",
+        ));
+    }
+    // A descriptor that opens nothing has no other way to its file.
+    rustix::fs::chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::from_raw_mode(mode))?;
+    Ok(())
 }
 
 impl Listener for SoftListener {
@@ -569,6 +582,24 @@ impl Incoming for SoftIncoming {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_file_that_a_link_in_the_sockets_place_names_gets_its_mode() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let [file, place] = ["file", "place"].map(|name| folder.path().join(name));
+        std::fs::write(&file, "").expect("made");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).expect("set");
+        let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        std::os::unix::fs::symlink(&file, &place).expect("linked");
+        set_mode(&place, 0o666).expect_err("a link");
+        set_mode(&file, 0o666).expect_err("a file");
+        assert_eq!(mode(&file), 0o600);
+        std::fs::remove_file(&place).expect("gone");
+        let _socket = std::os::unix::net::UnixListener::bind(&place).expect("bound");
+        set_mode(&place, 0o640).expect("a socket");
+        assert_eq!(mode(&place), 0o640);
+    }
 
     #[test]
     fn only_root_and_the_servers_user_may_share_memory() {
