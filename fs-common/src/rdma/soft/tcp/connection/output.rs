@@ -6,6 +6,9 @@
 //! until `put` has a packet behind which nothing follows, or who promised one calls `send_gathered`. Of a doorbell that is longer than what is gathered
 //! each part but the last goes out with MSG_MORE: the kernel, too, keeps it for the next one, and the peer finds the doorbell whole.
 //!
+//! A packet that is longer than what is gathered goes out without MSG_MORE. Else the kernel would keep back what fills no segment, which on loopback is up
+//! to 64 KiB of it, and the peer would have nothing to take while the next packet is made.
+//!
 //! # Invariants
 //! Output that is gathered waits for no socket, and is not counted to the peer. When the send lock is free, only replies of a turn with the engine that
 //! is under way are gathered.
@@ -137,7 +140,7 @@ impl TcpQp {
         if is_sealed {
             return self.put_sealed(sending, packet, is_free, gathers);
         }
-        let flags = if more { between } else { SendFlags::empty() };
+        let flags = if more && packet.len() <= GATHERED_BYTES_MAX { between } else { SendFlags::empty() };
         sending.put_bytes += packet.len() as u64;
         if gathers || sending.gathered {
             sending.output.extend_from_slice(packet);
