@@ -21,13 +21,12 @@ pub(super) struct Run {
     pub(super) slot: usize,
     pub(super) pages: RangeInclusive<u64>,
     bytes: u64,
-    is_awaited: bool,
 }
 
 impl Run {
     /// The READ of an entry that nobody looks at, behind accesses that need no entries.
-    pub(super) fn of_nothing(slot: usize) -> Self {
-        Self { slot, pages: 0..=0, bytes: 0, is_awaited: true }
+    fn of_nothing(slot: usize) -> Self {
+        Self { slot, pages: 0..=0, bytes: 0 }
     }
 
     /// Whether these pages are some of it, or are next to it and fit.
@@ -48,6 +47,8 @@ pub(super) struct Checks {
     open: usize,
     /// The runs of no batch.
     runs: VecDeque<Run>,
+    /// Somebody awaits one of these runs.
+    is_awaited: bool,
 }
 
 impl Checks {
@@ -66,7 +67,7 @@ impl Checks {
                 run.pages = *run.pages.start()..=*run.pages.end().max(pages.end());
                 run.bytes += bytes;
             }
-            _ => self.runs.push_back(Run { slot, pages, bytes, is_awaited: false }),
+            _ => self.runs.push_back(Run { slot, pages, bytes }),
         }
     }
 
@@ -77,18 +78,18 @@ impl Checks {
 
     /// Somebody awaits the last run. Returns whether it is long enough to be checked at once.
     pub(super) fn await_run(&mut self) -> bool {
-        self.runs.back_mut().is_some_and(|run| {
-            run.is_awaited = true;
-            run.bytes >= AWAITED_BYTES_MAX
-        })
+        let Some(run) = self.runs.back() else { return false };
+        self.is_awaited = true;
+        run.bytes >= AWAITED_BYTES_MAX
     }
 
     pub(super) fn is_awaited(&self) -> bool {
-        self.runs.iter().any(|run| run.is_awaited)
+        self.is_awaited
     }
 
     /// Makes a batch of all that is in none, if there is anything. [`Self::next_run`] gives what its READs are to bring.
     pub(super) fn close(&mut self) {
+        self.is_awaited = false;
         let open = std::mem::take(&mut self.open);
         let Some(last) = self.accesses.back().copied().filter(|_| open > 0) else { return };
         self.batches.push_back(open);
