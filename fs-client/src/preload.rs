@@ -55,6 +55,8 @@ pub enum Count {
     LeftFirst,
     /// Left: nothing precedes the end of the file.
     LeftEnd,
+    /// Left: reads at the offset of a file whose length has changed.
+    LeftChanging,
     /// Left: the file is or was mapped for shared writing by this process.
     LeftMapped,
     /// Left: the process was forked from one that had a session, and has not started a program since.
@@ -71,12 +73,13 @@ pub enum Count {
 
 impl Count {
     /// All of them, with the words by which a report names them.
-    pub const ALL: [(Self, &'static str); 11] = [
+    pub const ALL: [(Self, &'static str); 12] = [
         (Self::Reads, "reads taken"),
         (Self::ReadBytes, "bytes of them"),
         (Self::Files, "files opened for them"),
         (Self::LeftFirst, "reads left: the first of a file"),
         (Self::LeftEnd, "reads left: at the end of the file"),
+        (Self::LeftChanging, "reads left: at the offset of a file whose length changes"),
         (Self::LeftMapped, "reads left: the process maps the file for writing"),
         (Self::LeftForked, "reads left: after a fork"),
         (Self::LeftUser, "reads left: of another user"),

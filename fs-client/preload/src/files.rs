@@ -4,7 +4,7 @@
 //! # Bound
 //! [`FILES_MAX`] files; then the one that was read the longest ago is forgotten.
 
-use crate::descriptor::FileId;
+use crate::descriptor::{FileId, Regular};
 use cuttlefs_client::native::File;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -34,6 +34,10 @@ enum Known {
 struct Entry {
     known: Known,
     read_at: u64,
+    /// Its length at the first look.
+    len: u64,
+    /// Whether a look found another length.
+    is_changing: bool,
 }
 
 /// What to do about a read of a file.
@@ -44,8 +48,8 @@ pub(crate) enum Way {
     Refused,
     /// Open the file, then [`Files::opened`] or [`Files::refused`].
     Open,
-    /// Read it.
-    Read(File),
+    /// Read it. The length of one that `is_changing` was another one at an earlier look.
+    Read { file: File, is_changing: bool },
 }
 
 /// The files; see the module.
@@ -64,7 +68,8 @@ impl Files {
     }
 
     /// The way of a read of so many bytes.
-    pub(crate) fn way(&self, id: FileId, wanted: u64) -> Way {
+    pub(crate) fn way(&self, found: &Regular, wanted: u64) -> Way {
+        let Regular { id, len } = *found;
         let now = self.now();
         let mut known = self.known.lock();
         if !known.contains_key(&id) {
@@ -73,13 +78,15 @@ impl Files {
             {
                 known.remove(&oldest);
             }
-            known.insert(id, Entry { known: Known::Counted { reads: 0, bytes: 0 }, read_at: now });
+            let first = Known::Counted { reads: 0, bytes: 0 };
+            known.insert(id, Entry { known: first, read_at: now, len, is_changing: false });
             self.count.store(known.len() as u64, Ordering::Relaxed);
         }
         let Some(entry) = known.get_mut(&id) else { return Way::First };
         entry.read_at = now;
+        entry.is_changing |= entry.len != len;
         match &mut entry.known {
-            Known::Open(file) => Way::Read(file.clone()),
+            Known::Open(file) => Way::Read { file: file.clone(), is_changing: entry.is_changing },
             Known::Refused { tick } if now.saturating_sub(*tick) < AGAIN_TICKS => Way::Refused,
             Known::Refused { .. } => Way::Open,
             Known::Counted { reads, bytes } => {
@@ -143,8 +150,8 @@ impl Files {
 mod tests {
     use super::*;
 
-    fn id(ino: u64) -> FileId {
-        FileId { device: (0, 1), ino }
+    fn file(ino: u64) -> Regular {
+        Regular { id: FileId { device: (0, 1), ino }, len: 1 << 20 }
     }
 
     #[test]
@@ -152,30 +159,45 @@ mod tests {
         let files = Files::default();
         assert!(files.is_empty());
         for _ in 0..FIRST_READS {
-            assert!(matches!(files.way(id(1), 10), Way::First));
+            assert!(matches!(files.way(&file(1), 10), Way::First));
         }
-        assert!(matches!(files.way(id(1), 10), Way::Open));
-        assert!(matches!(files.way(id(2), FIRST_BYTES), Way::First));
-        assert!(matches!(files.way(id(2), 1), Way::Open));
-        files.refused(id(2));
-        assert!(matches!(files.way(id(2), 1), Way::Refused));
+        assert!(matches!(files.way(&file(1), 10), Way::Open));
+        assert!(matches!(files.way(&file(2), FIRST_BYTES), Way::First));
+        assert!(matches!(files.way(&file(2), 1), Way::Open));
+        files.refused(file(2).id);
+        assert!(matches!(files.way(&file(2), 1), Way::Refused));
         (0..AGAIN_TICKS).for_each(|_| {
-            assert!(matches!(files.way(id(2), 1), Way::Refused));
+            assert!(matches!(files.way(&file(2), 1), Way::Refused));
             files.forget_idle();
         });
-        assert!(matches!(files.way(id(2), 1), Way::Open));
-        files.forget(id(1));
-        files.forget(id(2));
+        assert!(matches!(files.way(&file(2), 1), Way::Open));
+        files.forget(file(1).id);
+        files.forget(file(2).id);
         assert!(files.is_empty());
-        files.refused(id(1));
+        files.refused(file(1).id);
         assert!(files.is_empty(), "a file that was closed meanwhile stays forgotten");
+    }
+
+    #[test]
+    fn a_file_with_another_length_than_at_the_first_look_is_changing() {
+        let files = Files::default();
+        let longer = Regular { len: file(1).len + 1, ..file(1) };
+        let is_changing = |ino| files.known.lock().get(&file(ino).id).map(|entry| entry.is_changing);
+        for (found, expected) in [(file(1), false), (file(1), false), (longer, true), (file(1), true)] {
+            files.way(&found, 10);
+            files.way(&file(2), 10);
+            assert_eq!((is_changing(1), is_changing(2)), (Some(expected), Some(false)));
+        }
+        files.forget(file(1).id);
+        files.way(&longer, 10);
+        assert_eq!(is_changing(1), Some(false), "that is its first look");
     }
 
     #[test]
     fn idle_files_and_the_oldest_of_too_many_are_forgotten() {
         let files = Files::default();
         for ino in 0..2 * FILES_MAX as u64 {
-            files.way(id(ino), 1);
+            files.way(&file(ino), 1);
         }
         assert_eq!(files.known.lock().len(), FILES_MAX);
         (0..=IDLE_TICKS).for_each(|_| files.forget_idle());

@@ -82,8 +82,11 @@ fn try_read(
     if len == 0 {
         return leave(state, Count::LeftEnd);
     }
-    let file = match state.files.way(found.id, len as u64) {
-        Way::Read(file) => file,
+    let file = match state.files.way(&found, len as u64) {
+        Way::Read { is_changing: true, .. } if from == From::Offset => {
+            return leave(state, Count::LeftChanging);
+        }
+        Way::Read { file, .. } => file,
         Way::First => return leave(state, Count::LeftFirst),
         Way::Refused => return leave(state, Count::LeftUnreached),
         Way::Open => {
@@ -93,8 +96,9 @@ fn try_read(
                 return leave(state, Count::LeftUnreached);
             };
             state.count(Count::Files, 1);
-            state.files.opened(found.id, file.clone());
-            file
+            state.files.opened(found.id, file);
+            // The open took its time, in which others may have moved the offset and the end.
+            return leave(state, Count::LeftFirst);
         }
     };
     // The offset is moved first, over all bytes that are wanted, in one step: so readers of the same open file, in other threads and processes too, get
@@ -142,7 +146,8 @@ fn before_end(fd: c_int, found: &Regular, at: u64, len: usize) -> Option<usize> 
 
 /// Whether a read at the descriptor's offset ends so far before the end of the file that it also would if others who share the offset moved it meanwhile.
 /// What is moved over the end must be given back, and then somebody may have got what comes next, if the file grows. So the end is the kernel's, which
-/// moves the offset in one step with its read.
+/// moves the offset in one step with its read. So is the offset of a file whose length changes ([`Way::Read`]): a thread can stand still between this
+/// look and its claim for longer than any number of others' reads.
 fn is_far_from_end(found: &Regular, at: u64, len: usize) -> bool {
     at.checked_add((len as u64).saturating_mul(SHARERS_MAX)).is_some_and(|end| end <= found.len)
 }
