@@ -59,6 +59,9 @@ pub const GATHER: Duration = Duration::from_secs(3);
 /// client that never finishes must not hold up others for a lease.
 const GATHER_HERE: Duration = Duration::from_secs(10);
 
+/// An end that does not come before [`Sessions::begin`].
+const UNTIL_BEGUN: u64 = u64::MAX;
+
 /// Longest label in bytes: a host name (64) and the end of a path. `status` lists many labels in one message.
 const LABEL_MAX: usize = 128;
 
@@ -204,13 +207,14 @@ pub struct Sessions {
     absent: Mutex<Absent>,
     /// Clients of the server before this one that may still reclaim files.
     recovering: Mutex<BTreeSet<ClientId>>,
-    /// Monotonic milliseconds at which the grace period ends. Relaxed, like the next fields: it does not matter if a reader sees a change late.
+    /// Monotonic milliseconds at which the grace period ends; [`UNTIL_BEGUN`] at first. Relaxed, like the next fields: it does not matter if a reader
+    /// sees a change late.
     grace_until_ms: AtomicU64,
     /// Monotonic milliseconds of the last `tick`.
     ticked_ms: AtomicU64,
     /// Whether clients may still restore answered changes. Cleared once. Relaxed: a reader of an old `true` reads again.
     gathering: Arc<AtomicBool>,
-    /// Monotonic milliseconds from which on only connected clients are waited for.
+    /// Monotonic milliseconds from which on only connected clients are waited for; [`UNTIL_BEGUN`] at first.
     gather_until_ms: AtomicU64,
     /// Whether the grace period is over and the files that it kept have been freed. Set once, after that (release); read before each request
     /// (acquire).
@@ -236,10 +240,10 @@ impl Sessions {
             by_client: Mutex::default(),
             absent: Mutex::new(absent),
             recovering: Mutex::new(recovering),
-            grace_until_ms: AtomicU64::new((clock.monotonic() + lease).as_millis() as u64),
+            grace_until_ms: AtomicU64::new(UNTIL_BEGUN),
             ticked_ms: AtomicU64::new(clock.monotonic().as_millis() as u64),
             gathering: Arc::default(),
-            gather_until_ms: AtomicU64::new(0),
+            gather_until_ms: AtomicU64::new(UNTIL_BEGUN),
             settled: AtomicBool::new(false),
             clock,
             random,
@@ -265,21 +269,21 @@ impl Sessions {
 
     /// Begins to gather: the server before was killed, and some of its answers are not durable. Called before the first request.
     pub fn gather(&self) {
-        self.gather_until_ms.store(self.now_ms() + GATHER.as_millis() as u64, Ordering::Relaxed);
         self.gathering.store(true, Ordering::Relaxed);
     }
 
-    /// Clients can come from now on, so the times for which they are waited for begin: the start itself may take longer, on a slow disk.
+    /// Clients can come from now on, so the times for which they are waited for begin, and could not end before: the start itself may take longer, on
+    /// a slow disk.
     pub fn begin(&self) {
         let now = self.now_ms();
+        self.ticked_ms.store(now, Ordering::Relaxed);
         self.wait_from(now);
-        self.ticked_ms.fetch_max(now, Ordering::Relaxed);
     }
 
     /// Clients are waited for from now on, as long as ever.
     fn wait_from(&self, now_ms: u64) {
-        self.grace_until_ms.fetch_max(now_ms + self.lease.as_millis() as u64, Ordering::Relaxed);
-        self.gather_until_ms.fetch_max(now_ms + GATHER.as_millis() as u64, Ordering::Relaxed);
+        self.grace_until_ms.store(now_ms + self.lease.as_millis() as u64, Ordering::Relaxed);
+        self.gather_until_ms.store(now_ms + GATHER.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Set while clients may still restore answered changes, and perhaps a little longer: until somebody asks.
@@ -298,7 +302,7 @@ impl Sessions {
             return false;
         }
         let (now, until) = (self.now_ms(), self.gather_until_ms.load(Ordering::Relaxed));
-        let here_until = until + (GATHER_HERE - GATHER).as_millis() as u64;
+        let here_until = until.saturating_add((GATHER_HERE - GATHER).as_millis() as u64);
         let goes_on =
             self.is_grace_period() && (now < until || now < here_until && self.some_are_recovering());
         if !goes_on {
@@ -327,7 +331,7 @@ impl Sessions {
     /// time again, because they could not be heard.
     pub fn tick(&self) {
         let now = self.now_ms();
-        if self.stood_still(now) {
+        if self.stood_still(now) && self.grace_until_ms.load(Ordering::Relaxed) != UNTIL_BEGUN {
             tracing::warn!("this server stood still; its clients' leases begin anew");
             self.wait_from(now);
             self.list().iter().for_each(|session| session.touch(self.clock.monotonic()));
@@ -569,7 +573,7 @@ mod tests {
         let clock = Arc::new(ManualClock::default());
         let sessions = || {
             let before = vec![of_root(1, true), of_root(2, true), of_root(4, false)];
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0
+            restarted(&clock, Duration::from_secs(10), before)
         };
         let all_back = sessions();
         all_back.recovered(ClientId(1));
@@ -593,8 +597,7 @@ mod tests {
     fn clients_that_come_back_are_waited_for_and_others_a_moment() {
         let clock = Arc::new(ManualClock::default());
         let before = vec![of_root(1, true), of_root(2, true)];
-        let sessions =
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0;
+        let sessions = restarted(&clock, Duration::from_secs(10), before);
         assert!(!sessions.is_gathering(), "all that was answered is durable");
         sessions.gather();
         let join = || sessions.attach(ClientId(1), &root_peer(), "a", InodeNo::ROOT);
@@ -614,8 +617,10 @@ mod tests {
         let (lease, before) = (Duration::from_secs(10), vec![of_root(1, true)]);
         let sessions = Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), lease, before).0;
         sessions.gather();
-        // Nobody asks, and nothing ticks, while the server looks at what is there.
+        // While the server looks at what is there nothing ticks; then its workers do, and it does not listen yet.
         clock.advance(Duration::from_secs(20));
+        pass(&clock, &sessions, 20);
+        assert!(sessions.is_gathering() && sessions.is_grace_period());
         sessions.begin();
         assert!(sessions.is_gathering() && sessions.is_grace_period());
         pass(&clock, &sessions, 2);
@@ -633,7 +638,7 @@ mod tests {
         let clock = Arc::new(ManualClock::default());
         let lease = Duration::from_secs(60);
         let before = vec![of_root(1, true)];
-        let sessions = Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), lease, before).0;
+        let sessions = restarted(&clock, lease, before);
         sessions.gather();
         let join = || sessions.attach(ClientId(1), &root_peer(), "a", InodeNo::ROOT);
         join().expect("attach").0.note_connection(true);
@@ -647,8 +652,7 @@ mod tests {
     fn a_client_that_is_gone_again_is_not_waited_for() {
         let clock = Arc::new(ManualClock::default());
         let before = vec![of_root(1, true)];
-        let sessions =
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0;
+        let sessions = restarted(&clock, Duration::from_secs(10), before);
         sessions.gather();
         let join = || sessions.attach(ClientId(1), &root_peer(), "a", InodeNo::ROOT);
         let (session, _) = join().expect("attach");
@@ -658,6 +662,17 @@ mod tests {
         assert!(sessions.is_gathering());
         pass(&clock, &sessions, 1);
         assert!(!sessions.is_gathering());
+    }
+
+    /// Those of a server that listens, behind one with these clients.
+    fn restarted(
+        clock: &Arc<ManualClock>,
+        lease: Duration,
+        before: Vec<(ClientId, ClientRecord)>,
+    ) -> Sessions {
+        let sessions = Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), lease, before).0;
+        sessions.begin();
+        sessions
     }
 
     /// Lets time pass while the server runs.
@@ -672,8 +687,7 @@ mod tests {
     fn a_server_that_stood_still_ends_nobody_and_no_grace_period() {
         let clock = Arc::new(ManualClock::default());
         let before = vec![of_root(1, true)];
-        let sessions =
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0;
+        let sessions = restarted(&clock, Duration::from_secs(10), before);
         sessions.attach(ClientId(2), &root_peer(), "a", InodeNo::ROOT).expect("attach");
         pass(&clock, &sessions, 8);
         clock.advance(Duration::from_secs(1000));
