@@ -92,6 +92,28 @@ def forks():
     print("done")
 
 
+def crowd():
+    blocks = [bytes([number]) * 65536 for number in range(128)]
+
+    def fork(depth):
+        children = []
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                if depth > 0:
+                    fork(depth - 1)
+                for number in range(0, 128, 8):
+                    same(blocks[number].count(number), 65536, f"block {number}")
+                os._exit(0)
+            children.append(child)
+        for child in children:
+            same(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0, "a child")
+
+    for _ in range(3):
+        fork(1)
+    print("done")
+
+
 def endless(begun):
     blocks = [bytes([number]) * 65536 for number in range(256)]
     source = random.Random(3)
@@ -105,4 +127,5 @@ def endless(begun):
 
 
 if __name__ == "__main__":
-    {"dictionary": dictionary, "quicksort": quicksort, "forks": forks, "endless": endless}[sys.argv[1]](*sys.argv[2:])
+    jobs = {"dictionary": dictionary, "quicksort": quicksort, "forks": forks, "crowd": crowd, "endless": endless}
+    jobs[sys.argv[1]](*sys.argv[2:])

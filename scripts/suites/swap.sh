@@ -45,6 +45,20 @@ cat "$WORK/report.log"
 check "pages that had come back gave their places up" grep -q ' [1-9][0-9]* places passed on' "$WORK/report.log"
 check "quicksort of numbers beyond the limit" same 3M 256M python3 "$JOB" quicksort
 check "threads, forks and mappings" same 4M 256M python3 "$JOB" forks
+check "processes that fork at the same time" same 4M 256M python3 "$JOB" crowd
+# Jobs in the background, and a pipe's first and second process: all of them begin as copies of the same shell.
+# shellcheck disable=SC2016
+readonly PIPES='lost=0
+    for round in $(seq 100); do
+        jobs=()
+        for job in 1 2 3; do
+            (true) & jobs+=($!)
+        done
+        [[ $(echo "v$round" | cat) == "v$round" ]] || lost=$((lost + 1))
+        for job in "${jobs[@]}"; do wait "$job" || lost=$((lost + 1)); done
+    done
+    echo "lost: $lost"'
+check "a shell's pipes beside its jobs in the background" same 4M 64M bash -c "$PIPES"
 seq 30000 | awk '{print ($1 * 7919) % 1000003, "some text behind it", $1}' >"$WORK/lines"
 check "sort(1), with threads" same 1M 256M sort --parallel=2 -S 64M "$WORK/lines"
 # A program makes the socket of its command's own node open to all, and another user tries to join: the node itself turns that one away.

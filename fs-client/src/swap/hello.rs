@@ -1,14 +1,15 @@
 //! Takes processes in: programs that begin, and processes that were forked.
 //!
-//! A forked process's userfaultfd comes from the kernel by a message of its parent's, and names no process. So the process shows a page that it alone
-//! has: what is put there through the right userfaultfd can be read in the process, and through no other.
+//! A forked process's userfaultfd comes from the kernel by a message of its parent's, and names no process. Nor do addresses tell processes apart: those of
+//! one parent have the same. So each process has a page that is new in each child, the badge. A child looks there before it says hello; that is a fault, which
+//! comes by the child's own userfaultfd; and what is put there is the number of the process that has this userfaultfd, for the child to say.
 
 use super::process::{Link, Process};
 use super::remote::Remote;
-use super::swapper::{SwapError, Swapper, is, kernel};
-use super::sys::{Uffd, peek};
+use super::swapper::{SwapError, Swapper, kernel};
+use super::sys::Uffd;
 use super::wire::{ANSWER_MAX, HELLO_LEN, Hello, PAGE, WELCOME};
-use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recvmsg, sendmsg,
@@ -25,31 +26,6 @@ use std::time::Duration;
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 /// Processes that wait to be taken in.
 const BACKLOG: i32 = 128;
-/// An address that no process maps, and that the kernel takes for one.
-const NOWHERE: u64 = 0x10000;
-
-/// A process that was forked and has not said hello. It stays one if it was made past the C library.
-pub(super) struct Unclaimed;
-
-impl Unclaimed {
-    /// Whether the process is still there.
-    pub(super) fn is_there(process: &Process) -> bool {
-        !process.uffd.put(NOWHERE, &[0; PAGE]).is_err_and(|error| is(&error, Errno::SRCH))
-    }
-
-    /// Whether the page of process `pid` at `probe` is behind this userfaultfd.
-    fn is_of(process: &Process, pid: i32, probe: u64) -> bool {
-        let mut page = [0; PAGE];
-        page[..8].copy_from_slice(&process.nonce.to_ne_bytes());
-        if process.uffd.register(probe, PAGE as u64).is_err() {
-            return false;
-        }
-        // If one is there already, it is of an earlier look, and the same.
-        let _ = process.uffd.put(probe, &page);
-        let mut found = [0; 8];
-        peek(pid, probe, &mut found).is_ok() && found == page[..8]
-    }
-}
 
 impl<R: Remote> Swapper<R> {
     /// Takes in the next process. What is wrong with it is told to it, and ends it alone.
@@ -62,9 +38,9 @@ impl<R: Remote> Swapper<R> {
         let Some((hello, uffd)) = receive(&socket) else { return Ok(()) };
         let pid = peer.pid.as_raw_nonzero().get();
         let own = match (hello, uffd) {
-            (Hello::Begun { heap, arena, staging }, Some(uffd)) => {
+            (Hello::Begun { heap, arena, badge, staging }, Some(uffd)) => {
                 let uffd = Uffd::from(uffd);
-                let registered = [heap, arena]
+                let registered = [heap, arena, (badge, PAGE as u64)]
                     .into_iter()
                     .filter(|(_, len)| *len > 0)
                     .try_for_each(|(start, len)| uffd.register(start, len));
@@ -73,7 +49,7 @@ impl<R: Remote> Swapper<R> {
                         let link = Link { socket, pid, staging, thread: None };
                         self.figures.processes += 1;
                         self.last += 1;
-                        self.processes.insert(self.last, Process::new(uffd, Some(link), 0));
+                        self.processes.insert(self.last, Process::new(uffd, Some(link), badge));
                         self.last
                     }
                     Err(error) => {
@@ -82,18 +58,17 @@ impl<R: Remote> Swapper<R> {
                     }
                 }
             }
-            (Hello::Forked { probe, staging }, None) => {
-                let mut unclaimed = self.processes.iter().filter(|(_, process)| process.link.is_none());
-                let Some(id) =
-                    unclaimed.find(|(_, process)| Unclaimed::is_of(process, pid, probe)).map(|(id, _)| *id)
-                else {
-                    refuse(&socket, "the kernel has not told of this fork");
-                    return Ok(());
-                };
-                if let Some(process) = self.processes.get_mut(&id) {
-                    process.link = Some(Link { socket, pid, staging, thread: None });
+            (Hello::Forked { number, staging }, None) => {
+                match self.processes.get_mut(&number).filter(|process| process.link.is_none()) {
+                    Some(process) => {
+                        process.link = Some(Link { socket, pid, staging, thread: None });
+                        number
+                    }
+                    None => {
+                        refuse(&socket, "no process that has its number waits to be taken in");
+                        return Ok(());
+                    }
                 }
-                id
             }
             _ => {
                 refuse(&socket, "it says hello in another way; run one release's programs");

@@ -70,8 +70,8 @@ pub(super) struct Process {
     pub(super) uffd: Uffd,
     /// `None`: it was forked, and has not said hello yet.
     pub(super) link: Option<Link>,
-    /// Put into a page of a forked process, to find out which one it is.
-    pub(super) nonce: u64,
+    /// Where the process, and each that is forked from it, looks for its number.
+    badge: u64,
     /// Pages that threads wait for.
     pub(super) waiting: VecDeque<u64>,
     pages: BTreeMap<u64, Page>,
@@ -87,11 +87,11 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn new(uffd: Uffd, link: Option<Link>, nonce: u64) -> Self {
+    pub(super) fn new(uffd: Uffd, link: Option<Link>, badge: u64) -> Self {
         Self {
             uffd,
             link,
-            nonce,
+            badge,
             waiting: VecDeque::new(),
             pages: BTreeMap::new(),
             changes: 0,
@@ -230,6 +230,19 @@ impl Process {
         kept.collect()
     }
 
+    /// Shows the process its number, if this is the page where it looks for it. It is no page of the program's: nothing is known of it, and it never leaves.
+    pub(super) fn show(&self, page: u64, number: u64) -> bool {
+        if page != self.badge {
+            return false;
+        }
+        let mut bytes = [0; PAGE];
+        bytes[..size_of::<u64>()].copy_from_slice(&number.to_ne_bytes());
+        // If it is still missing (the kernel has more to tell first), the process looks once more.
+        let _ = self.uffd.put(page, &bytes);
+        let _ = self.uffd.wake(page);
+        true
+    }
+
     /// Gives the process's own thread a new page where it waits for one that it was asked for: it takes it as it is then. Nobody else may wait there, but
     /// for pages that were given up: those that the thread has moved away are not missed by itself.
     pub(super) fn help(&mut self, page: u64, asked: &[u64]) {
@@ -277,7 +290,7 @@ impl Process {
     }
 
     /// The process that was forked from this one has its pages, and both count on the slots.
-    pub(super) fn fork<R: Remote>(&self, uffd: Uffd, nonce: u64, store: &mut Store<R>) -> Self {
+    pub(super) fn fork<R: Remote>(&self, uffd: Uffd, store: &mut Store<R>) -> Self {
         for slot in self.pages.values().filter_map(|page| page.state.slot()) {
             store.hold(slot);
         }
@@ -290,7 +303,7 @@ impl Process {
             left: self.left.clone(),
             left_count: self.left_count,
             leaving: self.leaving.clone(),
-            ..Self::new(uffd, None, nonce)
+            ..Self::new(uffd, None, self.badge)
         }
     }
 

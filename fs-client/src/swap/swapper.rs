@@ -14,14 +14,12 @@
 //! see it, and kill theirs.
 
 use super::figures::Figures;
-use super::hello::Unclaimed;
 use super::places;
 use super::process::{Process, State};
 use super::remote::Remote;
 use super::store::{Bytes, Store, StoreError};
 use super::sys::{Message, Uffd, peek};
 use super::wire::{PAGE, TAKE_MAX, Taken};
-use cuttlefs_common::world::{Random, SystemRandom};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -167,7 +165,7 @@ impl<R: Remote> Swapper<R> {
         }
         // Before new ones: a program that starts another one in its place has two connections for a moment.
         let unclaimed = self.processes.iter().filter(|(_, process)| process.link.is_none());
-        gone.extend(unclaimed.filter(|(_, process)| !Unclaimed::is_there(process)).map(|(id, _)| *id));
+        gone.extend(unclaimed.filter(|(_, process)| !process.uffd.has_process()).map(|(id, _)| *id));
         for id in gone {
             if let Some(mut process) = self.processes.remove(&id) {
                 process.end(&mut self.store);
@@ -187,6 +185,7 @@ impl<R: Remote> Swapper<R> {
         for message in messages {
             let Some(process) = self.processes.get_mut(&id) else { break };
             match message {
+                Message::Fault { page, .. } if process.show(page, id) => {}
                 Message::Fault { page, thread } => match asked {
                     // The process's own thread: a page was given up under its hands. It gets a new one, and takes that.
                     Some((own, pages)) if own == thread => process.help(page, pages),
@@ -204,9 +203,7 @@ impl<R: Remote> Swapper<R> {
     }
 
     fn forked(&mut self, id: u64, uffd: Uffd) {
-        let nonce = SystemRandom.next_u64() | 1;
-        let Some(child) = self.processes.get(&id).map(|parent| parent.fork(uffd, nonce, &mut self.store))
-        else {
+        let Some(child) = self.processes.get(&id).map(|parent| parent.fork(uffd, &mut self.store)) else {
             return;
         };
         self.figures.processes += 1;

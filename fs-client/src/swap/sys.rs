@@ -21,6 +21,8 @@ const COPY_DONT_WAKE: u64 = 1;
 /// Messages that one read(2) takes.
 const AT_ONCE: usize = 16;
 const MESSAGE_LEN: usize = 32;
+/// An address that no process maps, and that the kernel takes for one.
+const NOWHERE: u64 = 0x10000;
 
 /// `_IOWR(0xAA, number, T)`, or `_IOR` where the kernel has it so.
 const fn request(direction: u64, number: u64, len: usize) -> libc::c_ulong {
@@ -148,6 +150,12 @@ impl Uffd {
     pub fn put(&self, at: u64, bytes: &[u8; PAGE]) -> io::Result<()> {
         // SAFETY (of the request): the source lives until the call returns, and is only read.
         self.ioctl(IOCTL_COPY, &mut [at, bytes.as_ptr() as u64, PAGE as u64, COPY_DONT_WAKE, 0])
+    }
+
+    /// Whether the process whose memory it is has not ended.
+    pub fn has_process(&self) -> bool {
+        let put = self.put(NOWHERE, &[0; PAGE]);
+        !put.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
     }
 
     /// Lets threads that wait for a page try again.

@@ -15,7 +15,7 @@ pub const PAGE: usize = 4096;
 /// The most pages of one `Take`, and of a process's staging area.
 pub const TAKE_MAX: usize = 32;
 /// Bytes of a hello.
-pub const HELLO_LEN: usize = 56;
+pub const HELLO_LEN: usize = 64;
 /// Bytes of the longest `Take`.
 pub const TAKE_LEN: usize = TAKE_MAX * 8;
 /// The longest answer to a hello.
@@ -24,7 +24,7 @@ pub const ANSWER_MAX: usize = 256;
 pub const WELCOME: u8 = 0;
 
 /// "cuttlswp", and a version.
-const MAGIC: u64 = u64::from_le_bytes(*b"cuttlsw1");
+const MAGIC: u64 = u64::from_le_bytes(*b"cuttlsw2");
 
 /// What the library is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,13 +64,15 @@ pub enum Hello {
         heap: (u64, u64),
         /// The same of anonymous mmap(2).
         arena: (u64, u64),
+        /// A page that is new in each child that is forked. What comes there is the child's number.
+        badge: u64,
         /// The staging area: `TAKE_MAX` pages.
         staging: u64,
     },
     /// The process was forked from one of the swapper's, whose kernel has told so. Its userfaultfd comes with the answer.
     Forked {
-        /// A page that is registered nowhere and was never touched.
-        probe: u64,
+        /// What it has read from the badge.
+        number: u64,
         /// The staging area.
         staging: u64,
     },
@@ -80,8 +82,10 @@ impl Hello {
     /// Its bytes.
     pub fn encode(&self) -> [u8; HELLO_LEN] {
         let words = match *self {
-            Self::Begun { heap, arena, staging } => [MAGIC, 1, heap.0, heap.1, arena.0, arena.1, staging],
-            Self::Forked { probe, staging } => [MAGIC, 2, probe, 0, 0, 0, staging],
+            Self::Begun { heap, arena, badge, staging } => {
+                [MAGIC, 1, heap.0, heap.1, arena.0, arena.1, badge, staging]
+            }
+            Self::Forked { number, staging } => [MAGIC, 2, number, 0, 0, 0, 0, staging],
         };
         let mut bytes = [0; HELLO_LEN];
         for (room, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -96,10 +100,10 @@ impl Hello {
         let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
         let mut word = || words.next();
         let (magic, kind) = (word()?, word()?);
-        let (a, b, c, d, staging) = (word()?, word()?, word()?, word()?, word()?);
+        let (a, b, c, d, badge, staging) = (word()?, word()?, word()?, word()?, word()?, word()?);
         match (magic, kind) {
-            (MAGIC, 1) => Some(Self::Begun { heap: (a, b), arena: (c, d), staging }),
-            (MAGIC, 2) => Some(Self::Forked { probe: a, staging }),
+            (MAGIC, 1) => Some(Self::Begun { heap: (a, b), arena: (c, d), badge, staging }),
+            (MAGIC, 2) => Some(Self::Forked { number: a, staging }),
             _ => None,
         }
     }
@@ -134,9 +138,10 @@ mod tests {
         assert_eq!(plan.encode(), "5 6 /run/a b/x.sock");
         assert_eq!(Plan::parse(&plan.encode()), Some(plan));
         assert_eq!(Plan::parse(OsStr::new("5 x /a")), None);
-        for hello in
-            [Hello::Begun { heap: (1, 2), arena: (3, 4), staging: 5 }, Hello::Forked { probe: 7, staging: 8 }]
-        {
+        for hello in [
+            Hello::Begun { heap: (1, 2), arena: (3, 4), badge: 5, staging: 6 },
+            Hello::Forked { number: 7, staging: 8 },
+        ] {
             assert_eq!(Hello::parse(&hello.encode()), Some(hello));
         }
         assert_eq!(Hello::parse(&[0; HELLO_LEN]), None);

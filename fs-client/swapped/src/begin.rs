@@ -12,8 +12,16 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
-/// What the library was told, and where the heap and the arena lie. Set once, before the program runs.
-static PLAN: OnceLock<(Plan, [(usize, usize); 2])> = OnceLock::new();
+/// What the library was told, and where memory lies. Set once, before the program runs.
+static LAID: OnceLock<Laid> = OnceLock::new();
+
+/// What every process forked from this one has, too.
+pub(crate) struct Laid {
+    pub(crate) plan: Plan,
+    /// The heap and the arena.
+    swapped: [(usize, usize); 2],
+    badge: usize,
+}
 
 /// The least heap and arena to try for.
 const LEAST: u64 = 1 << 20;
@@ -23,8 +31,10 @@ const MALLOC: [(c_int, c_int); 3] =
 
 /// Whether a range touches memory that is swapped.
 pub(crate) fn is_swapped(address: usize, len: usize) -> bool {
-    PLAN.get().is_some_and(|(_, ranges)| {
-        ranges.iter().any(|(start, size)| address < start + size && address.saturating_add(len) > *start)
+    LAID.get().is_some_and(|laid| {
+        laid.swapped
+            .iter()
+            .any(|(start, size)| address < start + size && address.saturating_add(len) > *start)
     })
 }
 
@@ -59,6 +69,7 @@ pub(crate) fn end(reason: &str) -> ! {
 fn lay_out(plan: Plan) -> io::Result<()> {
     let heap = heap(plan.heap_bytes);
     let arena = addresses(plan.arena_bytes)?;
+    let badge = badge()?;
     let staging = staging_area()?;
     let swapped = Uffd::create(Purpose::Swapped)?;
     for (start, len) in [heap, arena] {
@@ -67,7 +78,8 @@ fn lay_out(plan: Plan) -> io::Result<()> {
     }
     let socket = reach(&plan)?;
     let wide = |(start, len): (usize, usize)| (start as u64, len as u64);
-    let hello = Hello::Begun { heap: wide(heap), arena: wide(arena), staging: staging as u64 };
+    let hello =
+        Hello::Begun { heap: wide(heap), arena: wide(arena), badge: badge as u64, staging: staging as u64 };
     send_with(&socket, &hello.encode(), Some(swapped.as_fd()))?;
     welcome(&socket)?;
     serve(socket, swapped, staging)?;
@@ -76,7 +88,7 @@ fn lay_out(plan: Plan) -> io::Result<()> {
     // SAFETY: the mapping was just made, is all zeros, and is never unmapped; nobody else knows it.
     let words = unsafe { std::slice::from_raw_parts_mut(words as *mut u64, count.div_ceil(64)) };
     // The fork's functions first: from then on the arena is in use.
-    let _ = PLAN.set((plan, [heap, arena]));
+    let _ = LAID.set(Laid { plan, swapped: [heap, arena], badge });
     fork::watch()?;
     ARENA.set(Arena { start: arena.0, len: arena.1, pages: Pages::new(words, count) });
     Ok(())
@@ -126,6 +138,16 @@ fn addresses(wanted: u64) -> io::Result<(usize, usize)> {
     }
 }
 
+/// The page that shows each forked process its number: the kernel gives a child a new one, and the first look at it is a fault.
+fn badge() -> io::Result<usize> {
+    let page = map(PAGE, libc::PROT_READ)?;
+    // SAFETY: the mapping was just made.
+    match unsafe { libc::syscall(libc::SYS_madvise, page, PAGE, libc::MADV_WIPEONFORK) } {
+        0 => Ok(page),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Where pages are moved to. No child has it.
 pub(crate) fn staging_area() -> io::Result<usize> {
     let start = map(TAKE_MAX * PAGE, libc::PROT_READ | libc::PROT_WRITE)?;
@@ -161,7 +183,15 @@ pub(crate) fn serve(socket: OwnedFd, swapped: Uffd, staging_at: usize) -> io::Re
     servant::start(Held { socket, swapped, staging, staging_at: staging_at as u64 })
 }
 
-/// The plan.
-pub(crate) fn plan() -> Option<&'static Plan> {
-    PLAN.get().map(|(plan, _)| plan)
+/// What was laid out before the program ran.
+pub(crate) fn laid() -> Option<&'static Laid> {
+    LAID.get()
+}
+
+impl Laid {
+    /// The number of this process, which was forked and has not looked before.
+    pub(crate) fn number(&self) -> u64 {
+        // SAFETY: the page can be read, nobody unmaps it, and who else writes there is the swapper, once.
+        unsafe { std::ptr::read_volatile(self.badge as *const u64) }
+    }
 }

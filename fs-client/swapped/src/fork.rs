@@ -3,10 +3,10 @@
 //! A child that is made past the C library (clone(2) by syscall(2)) runs none of this: its pages come, none leaves, and nothing ends it with the swapper.
 
 use crate::arena::ARENA;
-use crate::begin::{end, map, plan, reach, serve, staging_area, welcome};
+use crate::begin::{end, laid, reach, serve, staging_area, welcome};
 use cuttlefs_client::swap::send_with;
 use cuttlefs_client::swap::sys::Uffd;
-use cuttlefs_client::swap::wire::{Hello, PAGE};
+use cuttlefs_client::swap::wire::Hello;
 use std::io;
 
 unsafe extern "C" {
@@ -42,11 +42,11 @@ extern "C" fn child() {
 }
 
 fn join() -> io::Result<()> {
-    let Some(plan) = plan() else { return Ok(()) };
+    let Some(laid) = laid() else { return Ok(()) };
     let staging = staging_area()?;
-    let probe = map(PAGE, libc::PROT_READ | libc::PROT_WRITE)?;
-    let socket = reach(plan)?;
-    let hello = Hello::Forked { probe: probe as u64, staging: staging as u64 };
+    let number = laid.number();
+    let socket = reach(&laid.plan)?;
+    let hello = Hello::Forked { number, staging: staging as u64 };
     send_with(&socket, &hello.encode(), None)?;
     let swapped = welcome(&socket)?.ok_or_else(|| io::Error::other("no userfaultfd came"))?;
     serve(socket, Uffd::from(swapped), staging)

@@ -139,6 +139,14 @@ fn a_fork_has_memory_of_its_own() {
 }
 
 #[test]
+fn forked_processes_with_the_same_addresses_are_told_apart() {
+    let Some(figures) = passes("stranger") else { return };
+    assert_eq!(figures.forks, 2, "{figures}");
+    let Some(figures) = passes("crowd") else { return };
+    assert_eq!(figures.forks, CROWD * (CROWD + 1), "{figures}");
+}
+
+#[test]
 fn memory_is_grown_moved_and_given_up() {
     passes("moves");
 }
@@ -182,6 +190,8 @@ fn task() {
         Ok("fill") => fill(),
         Ok("threads") => threads(),
         Ok("fork") => fork(),
+        Ok("stranger") => stranger(),
+        Ok("crowd") => crowd(CROWD, true),
         Ok("moves") => moves(),
         Ok(other) => panic!("{other} is no task"),
         Err(_) => {}
@@ -295,6 +305,79 @@ fn fork() {
     child(&mut words, 20, true);
     // Pages that are shared since the fork, and only read, leave too.
     child(&mut words, 27, false);
+}
+
+/// Waits for a child, and for nothing to be wrong with it.
+fn ends_well(pid: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: the status is this function's own.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child ended well");
+}
+
+/// A child that is made past the C library never says hello. Another one is forked beside it, and nobody takes one for the other: the first has maps
+/// wherever the other one's library may map something, and sees nothing there.
+fn stranger() {
+    const PAGES: usize = 1024;
+    let words = vec![word(0, 30); WORDS];
+    let (parents, strangers) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let tell = |mut end: &std::os::unix::net::UnixStream| std::io::Write::write_all(&mut end, b"x").is_ok();
+    let hear =
+        |mut end: &std::os::unix::net::UnixStream| std::io::Read::read_exact(&mut end, &mut [0]).is_ok();
+    // SAFETY: as fork(2); the child gets by with memory that it has, or maps itself, and ends by `_exit`.
+    let stranger = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
+    assert!(stranger >= 0, "made");
+    if stranger == 0 {
+        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let mut pages = [0usize; PAGES];
+        for page in &mut pages {
+            // SAFETY: a new mapping, which nobody unmaps. Page by page fills the gaps, the highest first.
+            *page = unsafe { libc::syscall(libc::SYS_mmap, 0, PAGE, rights, flags, -1, 0) } as usize;
+        }
+        // With the last process that has it the wait ends, too.
+        drop(parents);
+        let is_told = tell(&strangers) && hear(&strangers);
+        // SAFETY: it was mapped above.
+        let is_untouched = pages.iter().all(|page| unsafe { *(*page as *const u64) } == 0);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!(is_told && is_untouched))) };
+    }
+    drop(strangers);
+    assert!(hear(&parents), "it has its maps");
+    // SAFETY: the child looks at memory, and ends by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let is_right = words.iter().all(|one| *one == word(0, 30));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!is_right)) };
+    }
+    ends_well(pid);
+    assert!(tell(&parents), "it waits");
+    ends_well(stranger);
+}
+
+/// Children of each process of the crowd.
+const CROWD: u64 = 8;
+
+/// Forks children that all are there at once, and fork at once if they are to.
+fn crowd(count: u64, inner: bool) {
+    let words = vec![word(0, count); WORDS];
+    let fork = |_| {
+        // SAFETY: the child looks at memory, forks, and ends by `_exit`.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "forked");
+        if pid == 0 {
+            if inner {
+                crowd(count, false);
+            }
+            let is_right = words.iter().all(|one| *one == word(0, count));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(i32::from(!is_right)) };
+        }
+        pid
+    };
+    let children: Vec<libc::pid_t> = (0..count).map(fork).collect();
+    children.into_iter().for_each(ends_well);
 }
 
 /// Anonymous memory, by the C library's function.

@@ -153,7 +153,7 @@ fn a_place_is_given_up_when_all_who_count_on_it_are_here() {
     let slots = store.save(&[(None, &bytes(0, 0)), (None, &bytes(1, 0))]).expect("stored");
     parent.set(0, State::Stored(slots[0]));
     parent.set(page, State::Stored(slots[1]));
-    let child = parent.fork(nothing(), 1, &mut store);
+    let child = parent.fork(nothing(), &mut store);
     let mut processes = BTreeMap::from([(1, parent), (2, child)]);
     let set = |processes: &mut BTreeMap<u64, Process>, id, page, state| {
         processes.get_mut(&id).expect("there").set(page, state);

@@ -57,7 +57,7 @@ fn what_is_given_up_moves_or_ends_takes_its_slots_along() {
     assert_eq!(process.leaving, [Some(at(11)), None]);
     assert!(process.get(at(1)).is_none() && process.get(at(10)).is_none() && process.get(at(0)).is_some());
     // A child counts on what its parent has.
-    let mut child = process.fork(nothing(), 1, &mut store);
+    let mut child = process.fork(nothing(), &mut store);
     process.end(&mut store);
     assert_eq!(*store.load(slots[0]).expect("still there"), [1; PAGE]);
     child.end(&mut store);
