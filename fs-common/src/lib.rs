@@ -48,6 +48,8 @@ pub mod region;
 pub mod rpc;
 /// Sizes in the notation of people.
 pub mod size;
+/// The files of Unix sockets: their mode, and whether a process has them.
+pub mod socket_file;
 /// How long an idle thread spins before it sleeps.
 pub mod spin;
 /// The wire status.

@@ -75,6 +75,16 @@ others_turned_away() {
 check "another user does not get into a command's own node" others_turned_away
 check "a shell, pipes and its exit code" bash -c "
     [[ \$('$CUTTLEFS_BIN/cuttlefs' swap --limit 1M sh -c 'seq 1000 | tail -n 1; exit 7'; echo \$?) == \$'1000\n7' ]]"
+# A command that is killed can remove nothing; the next one does.
+# shellcheck disable=SC2016
+readonly TELL_AND_KILL='echo "${CUTTLEFS_SWAP##* }"; kill -KILL $PPID; sleep 60'
+swept() {
+    local socket
+    socket=$("$CUTTLEFS_BIN/cuttlefs" swap --size 4M bash -c "$TELL_AND_KILL" 2>/dev/null)
+    [[ -S $socket && -S ${socket%.swap}.memory ]] || return 1
+    swap --size 4M true && [[ ! -e $socket && ! -e ${socket%.swap}.memory ]]
+}
+check "a command removes the sockets of one that was killed" swept
 # Each application's result is compared with that of the same run in local memory.
 figure() { "$CUTTLEFS_BIN/cuttlefs" bench odrp --figure swap --quick --scratch "$WORK" --out "$WORK/figure" "$@"; }
 check "applications of the benchmark's figure find the same under it" figure --app quicksort,kmeans,pagerank,key-value

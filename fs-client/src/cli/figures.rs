@@ -12,12 +12,11 @@ use super::last_sync::LastSync;
 use super::run_state;
 use crate::file::volume::{Condition, UnsyncedChanges, Volume};
 use anyhow::{Context, bail};
-use cuttlefs_common::panic_ends;
+use cuttlefs_common::{panic_ends, socket_file};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::fs::Permissions;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -158,7 +157,7 @@ impl FiguresSocket {
                 UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
             // Whatever the umask is. Nothing accepts connections yet; a client that has connected in between is served later, after a check of its
             // user.
-            std::fs::set_permissions(&path, Permissions::from_mode(0o600))
+            socket_file::set_mode(&path, 0o600)
                 .with_context(|| format!("cannot close {} to others", path.display()))?;
             let made = identity(&path).with_context(|| format!("cannot read {}", path.display()))?;
             Ok((Arc::new(listener), made))

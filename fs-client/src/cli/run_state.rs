@@ -16,6 +16,7 @@ use super::connect::Trust;
 use super::last_sync::Lost;
 use super::process::ProcessId;
 use anyhow::{Context, bail};
+use cuttlefs_common::socket_file;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -128,6 +129,24 @@ pub(super) fn locked<T>(something: impl FnOnce() -> anyhow::Result<T>) -> anyhow
 /// The path of a file for a mount point or pool, in the runtime directory, which is made if it is missing.
 pub(super) fn file(of: &Path, extension: &str) -> anyhow::Result<PathBuf> {
     Ok(directory()?.join(format!("{:016x}.{extension}", fnv1a(of.as_os_str().as_bytes()))))
+}
+
+/// Removes the sockets with these extensions that killed processes have left in the runtime directory. Both this, and making such sockets, take its lock:
+/// a new one is nobody's for a moment.
+pub(super) fn remove_left_behind(extensions: &[&str]) -> anyhow::Result<()> {
+    remove_left_behind_in(&directory()?, extensions)
+}
+
+fn remove_left_behind_in(directory: &Path, extensions: &[&str]) -> anyhow::Result<()> {
+    let files = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    for path in files.filter_map(|file| Some(file.ok()?.path())) {
+        let is_of_these = extensions.iter().any(|one| path.extension().is_some_and(|found| found == *one));
+        if is_of_these && socket_file::is_left_behind(&path).unwrap_or(false) {
+            // Nothing depends on it; a later one tries again.
+            let _ = fs::remove_file(&path);
+        }
+    }
+    Ok(())
 }
 
 /// Opens a file and makes it readable by its owner only, even if others could read it before.
@@ -283,6 +302,18 @@ mod tests {
             Places { login: login.clone(), shared: shared.clone(), home: Some(home.clone()) }.choose();
         assert!(format!("{:#}", refused.expect_err("not his")).contains("XDG_RUNTIME_DIR"));
         assert!(Places { login, shared, home: None }.choose().is_err());
+    }
+
+    #[test]
+    fn sockets_of_killed_processes_are_removed() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let [live, dead, other] = ["a.swap", "b.swap", "c.figures"].map(|name| directory.path().join(name));
+        let bind = |path| std::os::unix::net::UnixListener::bind(path).expect("bound");
+        let _listener = bind(&live);
+        // Their files stay.
+        drop([&dead, &other].map(bind));
+        remove_left_behind_in(directory.path(), &["swap", "memory"]).expect("looked at");
+        assert_eq!([live, dead, other].map(|path| path.exists()), [true, false, true]);
     }
 
     #[test]

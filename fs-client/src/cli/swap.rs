@@ -14,11 +14,12 @@ use cuttlefs_common::odrp::{JoinOptions, MemoryNode, NodeOptions, PAGES_MAX, Rem
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint};
 use cuttlefs_common::size::ByteSize;
+use cuttlefs_common::socket_file;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::consts::{SIGINT, SIGQUIT};
 use signal_hook::flag;
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -71,9 +72,7 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
         ByteSize(PAGES_MAX * PAGE as u64)
     );
     let Some((name, arguments)) = args.program.split_first() else { bail!("name the program to run") };
-    // In the runtime directory, where nobody else can put a file of that name.
-    let file = |what: &str| run_state::file(Path::new(&format!("swap {}", std::process::id())), what);
-    let own = args.memory.is_none().then(|| OwnNode::start(&file("memory")?, pages)).transpose()?;
+    let Sockets { listener, socket, own } = Sockets::open(args.memory.is_none().then_some(pages))?;
     let remote = match (&own, &args.memory) {
         (Some(own), _) => join(&own.device, &own.endpoint, pages),
         (None, Some(endpoint)) => {
@@ -82,11 +81,6 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
         }
         (None, None) => bail!("there is no memory node; give --memory"),
     }?;
-    let socket = Removed(file("swap")?);
-    // Of a process that had this id before, and was killed.
-    let _ = std::fs::remove_file(&socket.0);
-    let listener = listen(&socket.0).with_context(|| format!("cannot listen at {}", socket.0.display()))?;
-    close_to_others(&socket.0)?;
     let bytes = limit_pages.saturating_add(pages) * PAGE as u64;
     let plan =
         Plan { heap_bytes: bytes, arena_bytes: bytes.saturating_mul(ARENA_FACTOR), socket: socket.0.clone() };
@@ -127,10 +121,31 @@ fn join(device: &Arc<dyn Device>, endpoint: &Endpoint, pages: u64) -> anyhow::Re
         .with_context(|| format!("cannot join the memory node at {endpoint}"))
 }
 
-/// Lets only this process's user, and root, connect to a socket.
-fn close_to_others(socket: &Path) -> anyhow::Result<()> {
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
-        .with_context(|| format!("cannot set the mode of {}", socket.display()))
+/// What this process listens at, in the runtime directory, where nobody else can put a file of that name.
+struct Sockets {
+    /// For the programs.
+    listener: UnixListener,
+    socket: Removed,
+    own: Option<OwnNode>,
+}
+
+impl Sockets {
+    const EXTENSIONS: [&str; 2] = ["swap", "memory"];
+
+    /// Listens for programs, and starts a node of its own with so many pages, if any. Removes what killed commands have left.
+    fn open(pages: Option<u64>) -> anyhow::Result<Self> {
+        let [of_programs, of_node] = Self::EXTENSIONS
+            .map(|what| run_state::file(Path::new(&format!("swap {}", std::process::id())), what));
+        let (of_programs, of_node) = (of_programs?, of_node?);
+        run_state::locked(|| {
+            run_state::remove_left_behind(&Self::EXTENSIONS)?;
+            let listener = listen(&of_programs)
+                .with_context(|| format!("cannot listen at {}", of_programs.display()))?;
+            let socket = Removed(of_programs);
+            let own = pages.map(|pages| OwnNode::start(&of_node, pages)).transpose()?;
+            Ok(Self { listener, socket, own })
+        })
+    }
 }
 
 /// A file that is removed at the end.
@@ -138,7 +153,7 @@ struct Removed(PathBuf);
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        // A later run with this id removes it.
+        // A later command removes it.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -154,12 +169,12 @@ struct OwnNode {
 impl OwnNode {
     fn start(socket: &Path, pages: u64) -> anyhow::Result<Self> {
         let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
-        let _ = std::fs::remove_file(socket);
         let at = Endpoint::Unix(socket.to_owned());
         let only_user = Some(rustix::process::geteuid().as_raw());
         let options = NodeOptions { only_user, ..NodeOptions::new(pages) };
         let node = MemoryNode::start(&device, &at, options).context("cannot start a memory node")?;
-        close_to_others(socket)?;
+        socket_file::set_mode(socket, 0o600)
+            .with_context(|| format!("cannot set the mode of {}", socket.display()))?;
         let endpoint = node.endpoint();
         Ok(Self { device, endpoint, _node: node, _socket: Removed(socket.to_owned()) })
     }
@@ -169,6 +184,7 @@ impl OwnNode {
 mod tests {
     use super::*;
     use clap::Parser;
+    use std::os::unix::fs::PermissionsExt;
 
     #[derive(Parser)]
     struct Alone {

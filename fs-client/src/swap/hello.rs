@@ -9,6 +9,7 @@ use super::remote::Remote;
 use super::swapper::{SwapError, Swapper, kernel};
 use super::sys::Uffd;
 use super::wire::{ANSWER_MAX, HELLO_LEN, Hello, PAGE, WELCOME};
+use rustix::fs::{Mode, fchmod};
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -95,12 +96,14 @@ fn refuse(socket: &OwnedFd, reason: &str) {
     let _ = send_with(socket, reason, None);
 }
 
-/// Listens for processes.
+/// Listens for processes of this user, and of root.
 ///
 /// # Errors
 /// The path cannot be made a socket.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    // Before it has a path, which gets this mode: nobody else can connect at any time.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
@@ -142,4 +145,19 @@ fn receive(socket: &OwnedFd) -> Option<(Hello, Option<OwnedFd>)> {
     let mut bytes = [0; HELLO_LEN + 1];
     let (len, fd) = receive_with(socket, &mut bytes).ok()?;
     Some((Hello::parse(&bytes[..len])?, fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn other_users_cannot_connect() {
+        let directory = tempfile::tempdir().expect("directory");
+        let socket = directory.path().join("swap");
+        let _listener = listen(&socket).expect("a socket");
+        let mode = std::fs::metadata(&socket).expect("there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+    }
 }

@@ -21,10 +21,10 @@ use crate::rdma::soft::queue::SoftQp;
 use crate::rdma::soft::region::Registry;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr};
+use crate::socket_file;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::VecDeque;
 use std::io;
@@ -406,18 +406,13 @@ fn make_folder(socket: &Path) -> io::Result<()> {
 
 fn bind_unix(path: &Path, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
-    let new_socket = || rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
-    let socket = new_socket()?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     make_folder(path)?;
     if let Err(error) = rustix::net::bind(&socket, &address) {
         if error != rustix::io::Errno::ADDRINUSE {
             return Err(error.into());
         }
-        // A socket on which nobody listens was left by a server that was killed.
-        let in_use =
-            !matches!(rustix::net::connect(&new_socket()?, &address), Err(rustix::io::Errno::CONNREFUSED));
-        if in_use || !std::os::unix::fs::FileTypeExt::is_socket(&std::fs::symlink_metadata(path)?.file_type())
-        {
+        if !socket_file::is_left_behind(path)? {
             return Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 "something else uses this path; stop it or choose another",
@@ -427,22 +422,9 @@ fn bind_unix(path: &Path, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
         rustix::net::bind(&socket, &address)?;
     }
     // Before listen, so that nobody can connect while the mode is wider.
-    set_mode(path, mode)?;
+    socket_file::set_mode(path, mode)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
-}
-
-/// Sets the mode of a socket. Not by its path: whoever may write to the folder could put a link to another file there meanwhile.
-fn set_mode(socket: &Path, mode: u32) -> io::Result<()> {
-    let place = rustix::fs::open(socket, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    if FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode) != FileType::Socket {
-        return Err(io::Error::other(
-            "something else has taken the socket's place; let only this user write to the folder",
-        ));
-    }
-    // A descriptor that opens nothing has no other way to its file.
-    rustix::fs::chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::from_raw_mode(mode))?;
-    Ok(())
 }
 
 impl Listener for SoftListener {
@@ -582,24 +564,6 @@ impl Incoming for SoftIncoming {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_file_that_a_link_in_the_sockets_place_names_gets_its_mode() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().expect("a folder");
-        let [file, place] = ["file", "place"].map(|name| folder.path().join(name));
-        std::fs::write(&file, "").expect("made");
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).expect("set");
-        let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
-        std::os::unix::fs::symlink(&file, &place).expect("linked");
-        set_mode(&place, 0o666).expect_err("a link");
-        set_mode(&file, 0o666).expect_err("a file");
-        assert_eq!(mode(&file), 0o600);
-        std::fs::remove_file(&place).expect("gone");
-        let _socket = std::os::unix::net::UnixListener::bind(&place).expect("bound");
-        set_mode(&place, 0o640).expect("a socket");
-        assert_eq!(mode(&place), 0o640);
-    }
 
     #[test]
     fn only_root_and_the_servers_user_may_share_memory() {
