@@ -110,6 +110,7 @@ impl OneThreadServer {
         context.start_sweeps();
         background::spawn(&worker, &context, &disk, scrub);
         shown_windows::show(&server, trust)?;
+        server.sessions.begin();
         let listener = server.rnics.get(RNIC).pd.listen(&endpoint)?;
         Ok(Self { worker, context, listener, queues, server, commits })
     }
