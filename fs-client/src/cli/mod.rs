@@ -18,6 +18,7 @@ mod background;
 mod bench;
 mod busy;
 mod connect;
+mod connection;
 mod defragment;
 mod down;
 mod figures;

@@ -1,6 +1,7 @@
 //! `cuttlefs umount`.
 
 use super::busy;
+use super::connection::{abort, abort_file};
 use super::figures::{self, Ask, MountCondition};
 use super::run_state::RunState;
 use crate::fuse::{MountEntry, MountTable, resolve_mountpoint};
@@ -8,7 +9,6 @@ use anyhow::{Context, bail};
 use clap::Args;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -22,8 +22,6 @@ const AWAY_LIMIT: Duration = Duration::from_secs(15);
 const FORCE_LIMIT: Duration = Duration::from_secs(2);
 /// The pause between two questions to a mount that syncs.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
-/// The kernel's file system of FUSE connections.
-const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// Arguments of `umount`.
 #[derive(Args)]
@@ -248,34 +246,12 @@ pub(super) fn end_copies(
         );
     }
     for copy in &copies {
-        abort(&copy.device)?;
+        // `None`: it has ended meanwhile.
+        if let Some(file) = abort_file(&copy.device)? {
+            abort(file).with_context(|| format!("cannot end the connection of {}", mountpoint.display()))?;
+        }
     }
     Ok(copies.len())
-}
-
-/// Ends a FUSE connection, wherever it is mounted.
-fn abort(device: &str) -> anyhow::Result<()> {
-    // The kernel names the connection by the minor number of its device.
-    let connection = device.rsplit(':').next().unwrap_or(device);
-    let path = format!("{CONNECTIONS}/{connection}/abort");
-    let mut done = std::fs::write(&path, "1");
-    if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-        // Containers often lack the file system of connections. If it was mounted, the connection has ended meanwhile.
-        let flags = rustix::mount::MountFlags::empty();
-        match rustix::mount::mount("none", CONNECTIONS, "fusectl", flags, None::<&std::ffi::CStr>) {
-            Ok(()) => done = std::fs::write(&path, "1"),
-            Err(Errno::BUSY) => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot mount fusectl at {CONNECTIONS}"));
-            }
-        }
-    }
-    match done {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot end the connection by {path}"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Unmounts by fusermount3, for users other than root.
