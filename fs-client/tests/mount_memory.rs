@@ -665,7 +665,8 @@ fn a_read_only_mount_refuses_changes() {
 fn mounting_on_nothing_is_an_error_and_leaves_nothing() {
     let volume = Arc::new(MemoryVolume::new(ROOT));
     let nowhere = Path::new("/nonexistent/cuttlefs");
-    let error = mount(Arc::clone(&volume), "x", nowhere, &FuseSettings::default()).err().expect("an error");
+    let mounted = mount(Arc::clone(&volume), "x", nowhere, &FuseSettings::default(), || ());
+    let error = mounted.err().expect("an error");
     assert!(error.to_string().contains("/nonexistent/cuttlefs"), "{error}");
     assert!(!volume.is_shut_down());
 }

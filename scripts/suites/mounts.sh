@@ -170,6 +170,48 @@ by_umount_8() {
 }
 check "umount(8) ends a mount whose server is away, and its process says what is lost" by_umount_8
 
+# COMMAND...: waits until it succeeds.
+eventually() {
+    local waited
+    for ((waited = 0; waited < START_TIMEOUT_S * 10; waited++)); do "$@" && return 0; sleep 0.1; done
+    echo "in vain: $*"
+    return 1
+}
+waits_in_the_kernel() { grep -qs "($2) D " "/proc/$1/task"/*/stat; }
+# Zombies have ended; the first thread may be one while others go on.
+has_ended() { ! grep -qsv ") [ZX] " "/proc/$1/task"/*/stat; }
+
+# A program has stored bytes through a mapping and asks where the file has data: the kernel waits for a WRITE that the server does not answer, in a thread
+# of the mount's process, which keeps the device open. So when that process is killed the kernel alone would wait for ever.
+killed_amid_a_write_back() {
+    local at=$WORK/killed.mnt server=$SERVER_PID pid program
+    mount_fs "$at"
+    pid=${CLIENT_PIDS[$at]}
+    python3 -c '
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 65536)
+mapped = mmap.mmap(fd, 65536)
+for page in range(0, 65536, 4096):
+    mapped[page] = 7
+print("stored", flush=True)
+sys.stdin.readline()
+try:
+    os.lseek(fd, 0, os.SEEK_DATA)
+except OSError as error:
+    print(error, flush=True)' "$at/f" >"$WORK/stores.said" 2>&1 < <(eventually grep -q stored "$WORK/stores.said" && kill -STOP "$server"; echo) &
+    program=$!
+    eventually waits_in_the_kernel "$pid" cache-answers || { kill -CONT "$server"; echo "nothing waits"; return 1; }
+    kill -KILL "$pid"
+    # If it does not end, the end of the suite forces the mount off.
+    eventually has_ended "$pid" && eventually has_ended "$program"
+    local status=$?
+    kill -CONT "$server"
+    cat "$WORK/stores.said"
+    ((status == 0)) && grep -q -e "not connected" -e "connection abort" "$WORK/stores.said" && umount_fs "$at"
+}
+check "a mount that is killed while the kernel waits for it frees its programs" killed_amid_a_write_back
+
 key_taken_away() {
     [[ $LINK == tcp ]] || return 0
     "$CUTTLEFS_BIN/cuttlefsd" key new "$WORK/other.key" >/dev/null || return 1

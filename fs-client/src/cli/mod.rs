@@ -40,6 +40,7 @@ mod summary;
 mod swap;
 mod unmount;
 mod up;
+mod watchdog;
 mod written;
 
 pub use connect::{Backend, Network, NotThere, Trust, VolumeOptions, device};
@@ -101,6 +102,9 @@ enum Command {
     /// Called by mount(8)
     #[command(hide = true, disable_help_flag = true)]
     MountHelper(mount_helper::HelperArgs),
+    /// Called by a mount, for its end
+    #[command(hide = true)]
+    MountWatchdog(watchdog::WatchdogArgs),
 }
 
 /// Runs the command of this process's arguments over the network.
@@ -130,6 +134,7 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         },
         Command::Bench(args) => bench::run(&args),
         Command::MountHelper(args) => mount_helper::run(&args),
+        Command::MountWatchdog(args) => watchdog::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

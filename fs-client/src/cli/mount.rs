@@ -11,6 +11,7 @@ use super::process::ProcessId;
 use super::remount;
 use super::run_state::{self, RunState};
 use super::unmount::{Unmounted, busy_text, try_unmount};
+use super::watchdog;
 use super::written::Written;
 use crate::file::volume::{Condition, Volume};
 use crate::fuse::{MountTable, Mounted, mount};
@@ -166,7 +167,8 @@ impl ServedMount {
             volume.shut_down();
             bail!("broken off before {} was mounted", mountpoint.display());
         }
-        let mounted = mount(Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
+        let watch = || watchdog::start(mountpoint);
+        let mounted = mount(Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse, watch)
             .inspect_err(|_| volume.shut_down())?;
         let last_sync = Arc::new(LastSync::new(Arc::clone(&volume)));
         let edge = Box::new(mounted.figures());

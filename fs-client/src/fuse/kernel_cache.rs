@@ -33,6 +33,9 @@
 //! # Its thread
 //! Forgetting waits for requests that fill pages and need this mount's threads: so it has a thread of its own. A write *through* the cache may have its
 //! last page locked until it is answered: see [`KernelCache::wrote`].
+//!
+//! It waits in the kernel, where no signal reaches it, with the device open. If the process dies meanwhile nobody answers these requests, and the kernel would
+//! keep the mount, and all who wait for it, for ever. Another process ends the mount then: `cli/watchdog.rs`.
 
 use super::cached_files::{At, CachedFiles, Look, Range};
 use super::kernel::{INodeNo, Notifier};

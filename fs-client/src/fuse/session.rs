@@ -141,7 +141,8 @@ impl Mounted {
     }
 }
 
-/// Mounts a volume. `source` is shown by `/proc/mounts`; it is the server's endpoint.
+/// Mounts a volume. `source` is shown by `/proc/mounts`; it is the server's endpoint. `before_serving` is called when the mount is in the mount table, and no
+/// request of a program has been read yet.
 ///
 /// # Errors
 /// The mount point or FUSE cannot be used. Then nothing stays mounted, and the volume is not shut down.
@@ -150,6 +151,7 @@ pub fn mount<V: Volume + ?Sized>(
     source: &str,
     mountpoint: &Path,
     settings: &FuseSettings,
+    before_serving: impl FnOnce(),
 ) -> Result<Mounted, MountError> {
     let asks_for_locks = settings.cluster_locks && volume.has_locks();
     raise_page_limit();
@@ -167,6 +169,7 @@ pub fn mount<V: Volume + ?Sized>(
     if asks_for_locks && !session.agreed().contains(LOCKS) {
         tracing::warn!("this kernel's FUSE keeps locks itself: they are those of this mount only");
     }
+    before_serving();
     let device = session.device().try_clone_to_owned().map_err(MountError::Thread)?;
     let (agreed, notifier) = (session.agreed(), session.notifier());
     let edge = Arc::new(CuttleFuse::new(Arc::clone(&volume), known, settings.clone(), agreed, notifier));

@@ -2,7 +2,9 @@
 
 use crate::backend::STRANDS_VARIABLE;
 use crate::calling::{command, eventually, fails, fails_in_time, hears, in_time, output, succeeds};
-use crate::place::{Place, mount_pid, runs, signal};
+use crate::place::{Place, mount_pid, runs, signal, waits_in_the_kernel, watchdog_of};
+use rustix::fs::{SeekFrom, seek};
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,7 +38,7 @@ pub fn a_hanging_mount_hangs_no_command() {
     let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
     succeeds(&["mount", "tcp://memory:1", mnt]);
     let pid = mount_pid(mnt);
-    signal(pid, rustix::process::Signal::STOP);
+    signal(pid, Signal::STOP);
     let deep = format!("{mnt}/a/b");
     let up = fails_in_time(&["up", mnt, "--pool", pool]);
     assert!(up.contains("already") && up.contains(&format!("cuttlefs umount {mnt}")), "{up}");
@@ -55,8 +57,35 @@ pub fn a_hanging_mount_hangs_no_command() {
     assert!(unknown.contains("umount -f"), "{unknown}");
     assert!(in_time(&["umount", "-f", mnt]).0.status.success());
     assert!(!place.is_mounted());
-    signal(pid, rustix::process::Signal::CONT);
+    signal(pid, Signal::CONT);
     eventually("the end of the mount's process", || !runs(pid));
+}
+
+/// A thread of the mount waits in the kernel for pages that the mount itself is to bring. It keeps the device open, so the kernel alone would never end the
+/// mount. SIGABRT dumps core, which waits for that thread while all others still have their descriptors.
+pub fn a_mount_that_dies_while_the_kernel_waits_for_it_frees_programs() {
+    for death in [Signal::KILL, Signal::ABORT] {
+        let place = Place::new();
+        let mnt = &place.mnt_text();
+        succeeds(&["mount", "tcp://stalls:1", mnt]);
+        let pid = mount_pid(mnt);
+        let watchdog = watchdog_of(pid).expect("a watchdog");
+        let none = Rlimit { current: Some(0), maximum: Some(0) };
+        prlimit(Pid::from_raw(pid), Resource::Core, none).expect("no core file");
+        let path = place.mnt().join("f");
+        std::fs::write(&path, "never read").expect("write");
+        let file = std::fs::File::options().read(true).write(true).open(&path).expect("open");
+        let reader = std::thread::spawn(move || std::fs::read(path));
+        // Has what was stored through mappings written back, of which there is nothing, and pages forgotten.
+        let seeker = std::thread::spawn(move || while seek(&file, SeekFrom::Data(0)).is_ok() {});
+        eventually("the wait", || waits_in_the_kernel(pid, "cache-answers"));
+        signal(pid, death);
+        eventually("the end of the mount's process", || !runs(pid));
+        assert!(reader.join().expect("a reader").is_err());
+        seeker.join().expect("it ends with the mount");
+        eventually("the end of the watchdog", || !runs(watchdog));
+        succeeds(&["umount", mnt]);
+    }
 }
 
 /// How long the end of a mount waits for its server, if no signal hurries it.
@@ -111,11 +140,11 @@ pub fn a_mount_that_ends_says_what_is_lost() {
     // The first Ctrl-C is refused; the second one ends the mount.
     let mut child = foreground();
     let pid = child.id() as i32;
-    signal(pid, rustix::process::Signal::INT);
+    signal(pid, Signal::INT);
     let mut said = std::io::BufReader::new(child.stderr.take().expect("piped"));
     hears(&mut said, "may be lost");
     assert!(place.is_mounted() && child.try_wait().expect("wait").is_none());
-    signal(pid, rustix::process::Signal::INT);
+    signal(pid, Signal::INT);
     assert!(child.wait().expect("wait").success());
     // After umount(8) the process waits for the server until a signal ends it.
     let child = foreground();
@@ -123,7 +152,7 @@ pub fn a_mount_that_ends_says_what_is_lost() {
     rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
     std::thread::sleep(Duration::from_millis(500));
     assert!(runs(pid), "it waits for the server");
-    signal(pid, rustix::process::Signal::TERM);
+    signal(pid, Signal::TERM);
     let began = Instant::now();
     let output = child.wait_with_output().expect("wait");
     assert!(began.elapsed() < LAST_SYNC_LIMIT, "and not any more");

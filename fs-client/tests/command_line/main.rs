@@ -41,10 +41,15 @@ const TESTS: &[Test] = &[
     ("mount_and_umount", mounts::mount_and_umount),
     ("a_refused_connection_leaves_nothing", mounts::a_refused_connection_leaves_nothing),
     ("a_dead_mount_is_mounted_again", mounts::a_dead_mount_is_mounted_again),
+    ("a_watchdog_is_there_as_long_as_its_mount", mounts::a_watchdog_is_there_as_long_as_its_mount),
     ("a_place_is_mounted_again_at_once", mounts::a_place_is_mounted_again_at_once),
     ("a_mount_that_hangs_is_forced_off", hard_ends::a_mount_that_hangs_is_forced_off),
     ("umount_8_does_not_wait_for_the_server", other_programs::umount_8_does_not_wait_for_the_server),
     ("a_hanging_mount_hangs_no_command", hard_ends::a_hanging_mount_hangs_no_command),
+    (
+        "a_mount_that_dies_while_the_kernel_waits_for_it_frees_programs",
+        hard_ends::a_mount_that_dies_while_the_kernel_waits_for_it_frees_programs,
+    ),
     ("benchmarks_are_another_program", other_programs::benchmarks_are_another_program),
     (
         "unsynced_changes_are_not_thrown_away_silently",

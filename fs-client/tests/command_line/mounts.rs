@@ -1,9 +1,11 @@
 //! `mount`, `umount` and `status`.
 
 use crate::calling::{command, eventually, fails, hears, output, succeeds};
-use crate::place::{Place, mount_pid, runs, signal, state_file};
+use crate::place::{Place, mount_pid, runs, signal, state_file, watchdog_of};
 use cuttlefs_client::fuse::MountTable;
+use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Stdio;
 
 pub fn mount_and_umount() {
@@ -71,7 +73,7 @@ pub fn a_dead_mount_is_mounted_again() {
     let mnt = &place.mnt_text();
     succeeds(&["mount", "tcp://memory:1", mnt]);
     let pid = mount_pid(mnt);
-    signal(pid, rustix::process::Signal::KILL);
+    signal(pid, Signal::KILL);
     eventually("the death", || !runs(pid));
     // A request that is under way at the death fails with ECONNABORTED, once.
     let error = || std::fs::metadata(mnt).expect_err("dead").raw_os_error();
@@ -79,6 +81,45 @@ pub fn a_dead_mount_is_mounted_again() {
     succeeds(&["mount", "tcp://memory:1", mnt]);
     std::fs::write(place.mnt().join("f"), "alive").expect("write");
     succeeds(&["umount", mnt]);
+}
+
+pub fn a_watchdog_is_there_as_long_as_its_mount() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    let pid = mount_pid(mnt);
+    let watchdog = watchdog_of(pid).expect("a watchdog");
+    let has =
+        |descriptor: &str| std::fs::read_link(format!("/proc/{watchdog}/{descriptor}")).expect("a link");
+    assert!(has("fd/1").ends_with("abort") && has("fd/2") == Path::new("/dev/null"));
+    assert_eq!(has("cwd"), Path::new("/"));
+    for descriptor in std::fs::read_dir(format!("/proc/{watchdog}/fd")).expect("descriptors").flatten() {
+        let open = std::fs::read_link(descriptor.path()).unwrap_or_default();
+        assert!(open != Path::new("/dev/fuse") && !open.starts_with(place.dir.path()), "{}", open.display());
+    }
+    let blocks_signals = || {
+        let status = std::fs::read_to_string(format!("/proc/{watchdog}/status")).expect("its status");
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).expect("signals");
+        u64::from_str_radix(blocked, 16).expect("a number") != 0
+    };
+    eventually("that it blocks signals", blocks_signals);
+    // As a service manager and a closed terminal do.
+    for sent in [Signal::TERM, Signal::INT, Signal::HUP] {
+        signal(watchdog, sent);
+    }
+    std::fs::write(place.mnt().join("f"), "served").expect("write");
+    assert!(runs(watchdog));
+    succeeds(&["umount", mnt]);
+    eventually("the end of the watchdog", || !runs(watchdog));
+
+    // A mount goes on without it.
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    let (pid, watchdog) = (mount_pid(mnt), watchdog_of(mount_pid(mnt)).expect("a watchdog"));
+    signal(watchdog, Signal::KILL);
+    eventually("the death", || !runs(watchdog));
+    std::fs::write(place.mnt().join("f"), "served").expect("write");
+    succeeds(&["umount", mnt]);
+    assert!(!runs(pid));
 }
 
 /// The process of an unmounted mount takes time to end, and must not take the next mount for its own.
@@ -104,7 +145,7 @@ pub fn foreground_ends_by_ctrl_c() {
     let mut child = command(&["mount", "tcp://memory:1", mnt, "--foreground"]).spawn().expect("spawn");
     place.wait_for_mount();
     std::fs::write(place.mnt().join("f"), "x").expect("write");
-    signal(child.id() as i32, rustix::process::Signal::INT);
+    signal(child.id() as i32, Signal::INT);
     assert!(child.wait().expect("wait").success());
     assert!(!place.is_mounted());
 
@@ -114,10 +155,10 @@ pub fn foreground_ends_by_ctrl_c() {
     let mut said = std::io::BufReader::new(child.stderr.take().expect("piped"));
     place.wait_for_mount();
     let open = std::fs::File::create(place.mnt().join("f")).expect("create");
-    signal(child.id() as i32, rustix::process::Signal::INT);
+    signal(child.id() as i32, Signal::INT);
     hears(&mut said, "press Ctrl-C again");
     assert!(place.is_mounted() && child.try_wait().expect("wait").is_none());
-    signal(child.id() as i32, rustix::process::Signal::INT);
+    signal(child.id() as i32, Signal::INT);
     assert!(child.wait().expect("wait").success());
     assert!(!place.is_mounted());
     drop(open);
@@ -173,7 +214,7 @@ pub fn status_while_the_server_is_away() {
     assert!(short.contains("problems    the server does not answer: cannot reach"), "{short}");
     assert_eq!(json["mount"]["onesided_reads"], 3, "{json}");
     // A mount whose process has died has no figures. A dying process closes its files before it is dead.
-    signal(mount_pid(mnt), rustix::process::Signal::KILL);
+    signal(mount_pid(mnt), Signal::KILL);
     let mut dead = String::new();
     eventually("the death", || {
         dead = fails(&["status", mnt]);

@@ -68,6 +68,25 @@ pub fn runs(pid: i32) -> bool {
     !has_ended(pid)
 }
 
+/// Whether a thread of this name waits in the kernel, so that no signal reaches it.
+pub fn waits_in_the_kernel(pid: i32, name: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.into_iter().any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.contains(&format!("({name}) D "))
+    })
+}
+
+/// The watchdog of a mount's process, if it runs.
+pub fn watchdog_of(pid: i32) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let mut children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
+    children.find(|child| {
+        std::fs::read_to_string(format!("/proc/{child}/cmdline"))
+            .is_ok_and(|words| words.contains(&format!("\0mount-watchdog\0{pid}\0")))
+    })
+}
+
 pub fn signal(pid: i32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid).expect("a process");
     rustix::process::kill_process(pid, signal).expect("signal");

@@ -33,7 +33,8 @@ impl Mount {
     /// Mounts a volume, which may be mounted already.
     pub fn of(volume: Arc<MemoryVolume>, settings: FuseSettings) -> Self {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let mounted = mount(Arc::clone(&volume), "shm:///test.sock", dir.path(), &settings).expect("mount");
+        let mounted =
+            mount(Arc::clone(&volume), "shm:///test.sock", dir.path(), &settings, || ()).expect("mount");
         Self { volume, mounted: Some(mounted), dir }
     }
 

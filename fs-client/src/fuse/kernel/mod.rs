@@ -13,6 +13,8 @@
 //! # Invariants
 //! * A request is answered once: the first taker of its answer sends it, later ones are dropped.
 //! * A reply that is dropped without an answer is EIO: no caller waits for ever.
+//! * When the process has died, no caller waits for ever: the kernel ends the mount when the device is closed, or, if a thread of `notifier`'s users keeps it
+//!   open in the kernel, a watchdog does (`cli/watchdog.rs`).
 //! * A message of the kernel is checked before it is used; a malformed one is EIO, and logged.
 
 mod abi;
