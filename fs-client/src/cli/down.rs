@@ -37,7 +37,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
     let Some(state) = state.filter(|state| state.server.is_some()) else {
         match mounted {
             Some(_) => bail!(
-                "{} was not mounted by `cuttlefs up`; unmount it with: cuttlefs umount {}",
+                "this user has not mounted {} with `cuttlefs up`; who has can end it so, and a mount of `cuttlefs mount` ends with: cuttlefs umount {}",
                 mountpoint.display(),
                 mountpoint.display()
             ),

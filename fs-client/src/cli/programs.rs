@@ -51,7 +51,10 @@ fn library(name: &str, package: &str) -> anyhow::Result<PathBuf> {
     let library = own.with_file_name(name);
     // Not by name alone: the loader would look for it elsewhere, and only warn if it finds none.
     if !library.exists() {
-        anyhow::bail!("{name} is not beside {}; build it: cargo build --release -p {package}", own.display());
+        anyhow::bail!(
+            "{name} is not beside {}; copy it there from target/release, or build it: cargo build --release -p {package}",
+            own.display()
+        );
     }
     Ok(library)
 }

@@ -88,8 +88,11 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
     };
     // Without the server's status there is still that of the mount; the error then follows it.
     if !status.is_empty() {
-        let of =
+        let mut of =
             asked.mountpoint.as_ref().map_or_else(|| asked.server.to_string(), |at| at.display().to_string());
+        if let Some(key) = &args.key {
+            of += &format!(" --key {}", key.display());
+        }
         print_status(&asked.server, &of, status, args)?;
     }
     answer.map(|_| ())
@@ -110,7 +113,7 @@ fn died(state: &RunState) -> anyhow::Result<anyhow::Error> {
     ))
 }
 
-/// Prints the status of a server; `of` is what it was asked by.
+/// Prints the status of a server; `of` is by which arguments it was asked.
 fn print_status(
     server: &Endpoint,
     of: &str,

@@ -340,7 +340,7 @@ fn problems(status: &Value) -> Vec<String> {
         problems.push(format!("the mount does not answer: {error}"));
     }
     for (pointer, what) in [
-        ("/pages/rotten", "pages do not match their checksums"),
+        ("/pages/rotten", "reads met pages that do not match their checksums"),
         ("/scrub/last/rotten", "pages do not match their checksums, as the last scrub found"),
         ("/pages/read_errors", "reads of a disk have failed"),
         ("/pages/write_errors", "writes to a disk have failed"),
@@ -503,7 +503,7 @@ problems    none known
                 json!({"rnics": [{"hardware": {"device": "rxe0", "path_mtu_bytes": 1024, "max_mtu_bytes": 4096}}]}),
                 "the path MTU of rxe0, the RNIC of the server, is 1024 and could be 4096",
             ),
-            (json!({"pages": {"rotten": 1}}), "1 pages do not match"),
+            (json!({"pages": {"rotten": 1}}), "1 reads met pages that do not match"),
             (json!({"pages": {"write_errors": 2}}), "2 writes to a disk"),
             (json!({"scrub": {"last": {"rotten": 3}}}), "last scrub"),
             (json!({"files": {"closed": 1}}), "1 files are closed until"),
@@ -529,6 +529,6 @@ problems    none known
         let unsynced = json!({"mount": {"unsynced_files": 1, "unsynced_bytes": 5}});
         assert!(summary(&unsynced).contains("in 1 file; only this mount has them"));
         let two = summary(&json!({"pages": {"rotten": 1, "read_errors": 2}}));
-        assert!(two.ends_with("problems    1 pages do not match their checksums\n            2 reads of a disk have failed\n"), "{two}");
+        assert!(two.ends_with("problems    1 reads met pages that do not match their checksums\n            2 reads of a disk have failed\n"), "{two}");
     }
 }

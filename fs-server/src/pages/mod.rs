@@ -177,9 +177,9 @@ counters! {
     odp_faults,
     /// Pages of these READs and WRITEs.
     odp_fault_pages,
-    /// Pages that could not be read because of the device or of their checksums.
+    /// Reads of pages that failed because of the device.
     read_errors,
-    /// Among these, pages whose checksums did not match.
+    /// Reads of pages that failed because of their checksums.
     rotten_pages,
     /// Pages that could not be written because of the device.
     write_errors,
@@ -294,11 +294,11 @@ impl Pages {
 
     /// Counts and logs a page that could not be read.
     fn note_unreadable(&self, error: &IoError, ino: InodeNo, page: FilePage, pool: PoolPage) {
-        add(&self.counters.read_errors, 1);
         if error.is_rot() {
             add(&self.counters.rotten_pages, 1);
             tracing::error!(%ino, %page, pool_page = %pool, "a page's bytes do not match its checksum; its reads fail (which file: find MOUNT -inum INO)");
         } else {
+            add(&self.counters.read_errors, 1);
             tracing::error!(%error, %ino, %page, pool_page = %pool, "a page could not be read");
         }
     }
