@@ -14,8 +14,8 @@
 //!
 //! # The grace period
 //! A new server does not know which files the clients of the server before have open. Until all of them have said that they have reclaimed their
-//! files (`Request::Recovered`), or one lease has passed, no unlinked file is freed, and no lock is granted (`locks`). When the files that no client
-//! reclaimed have been freed, all is *settled*. `rpc/handlers/grace.rs` says which requests wait until then.
+//! files (`Request::Recovered`), or one lease has passed since it began to listen, no unlinked file is freed, and no lock is granted (`locks`). When the
+//! files that no client reclaimed have been freed, all is *settled*. `rpc/handlers/grace.rs` says which requests wait until then.
 //!
 //! # Changes that clients restore
 //! After a kill, clients may have the only copies of answered changes, and restore these before they say `Recovered`. Until all have, the server is
