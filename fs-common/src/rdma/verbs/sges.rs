@@ -13,6 +13,8 @@ pub struct SgeList {
     /// Of no meaning behind `count`.
     sges: [Sge; SGES_MAX],
     count: u32,
+    /// Bytes of all ranges together. (Four lengths of 32 bits cannot overflow this.)
+    len: u64,
 }
 
 /// More ranges than a work request can name.
@@ -25,7 +27,7 @@ pub struct TooManySges {
 
 impl SgeList {
     /// No bytes at all.
-    pub const EMPTY: Self = Self { sges: [Sge::EMPTY; SGES_MAX], count: 0 };
+    pub const EMPTY: Self = Self { sges: [Sge::EMPTY; SGES_MAX], count: 0, len: 0 };
 
     /// These ranges, in this order.
     ///
@@ -40,6 +42,7 @@ impl SgeList {
             };
             *place = *range;
             list.count += 1;
+            list.len += u64::from(range.len);
         }
         Ok(list)
     }
@@ -56,10 +59,10 @@ impl SgeList {
         self.count
     }
 
-    /// Bytes of all ranges together. (Four lengths of 32 bits cannot overflow this.)
+    /// Bytes of all ranges together.
     #[inline]
-    pub fn len(&self) -> u64 {
-        self.as_slice().iter().map(|range| u64::from(range.len)).sum()
+    pub const fn len(&self) -> u64 {
+        self.len
     }
 
     /// Whether there are no bytes.
@@ -72,7 +75,11 @@ impl SgeList {
 impl From<Sge> for SgeList {
     #[inline]
     fn from(range: Sge) -> Self {
-        Self { sges: [range, Sge::EMPTY, Sge::EMPTY, Sge::EMPTY], count: u32::from(range.len > 0) }
+        Self {
+            sges: [range, Sge::EMPTY, Sge::EMPTY, Sge::EMPTY],
+            count: u32::from(range.len > 0),
+            len: range.len.into(),
+        }
     }
 }
 
