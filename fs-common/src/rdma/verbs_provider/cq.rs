@@ -4,7 +4,7 @@
 //! The RNIC's completion names a queue pair and a sequence number. The queue pair's own list says what the user posted (`queue`), because for a
 //! failed request the RNIC tells only its number. Completions wait in a list of this queue between the RNIC and the poller: arming must look into the
 //! RNIC once more, and completions that it finds belong to the next poll. A waiting completion keeps its place in its queue pair, so the list is no
-//! longer than the depths of all queues that complete into it. What a poll itself finds at the RNIC goes to the poller at once.
+//! longer than the depths of all queues that complete into it. What a poll with room for a whole look finds at the RNIC goes to the poller at once.
 //!
 //! An RNIC breaks a completion queue that overflows, and with it every queue pair that uses it. So the RNIC's queue is as deep as all these queue
 //! pairs together ([`VerbsCq::promise`]), and grows with them.
@@ -17,7 +17,7 @@ use super::shared_receives::{VerbsSrq, queue_of};
 use super::sys;
 use crate::ids::QpNumber;
 use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
-use crate::rdma::verbs::{Completion, CompletionPlaces, CompletionQueue};
+use crate::rdma::verbs::{Completion, CompletionPlaces, CompletionQueue, WcStatus};
 use crate::spin::SpinBudget;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::event::epoll;
@@ -26,6 +26,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::slice;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -52,24 +53,25 @@ struct Polled {
     last: Last,
 }
 
-/// Where completions go that are taken from the RNIC: to who polls, while there is room, then into the list of those that wait.
-pub(super) struct Taken<'t> {
-    polled: &'t mut Vec<Completion>,
-    room: usize,
-    waiting: &'t mut VecDeque<Waiting>,
+/// Where completions go that are taken from the RNIC.
+pub(super) trait Taken {
+    /// Adds a completion. If it has to wait, `unpolled` counts it until it is polled, and so keeps its place.
+    fn add(&mut self, completion: &Completion, unpolled: &Arc<AtomicU32>);
 }
 
-impl Taken<'_> {
-    /// Adds a completion. If it has to wait, `unpolled` counts it until it is polled, and so keeps its place.
-    #[inline]
-    pub(super) fn add(&mut self, completion: Completion, unpolled: &Arc<AtomicU32>) {
-        if let Some(left) = self.room.checked_sub(1) {
-            self.room = left;
-            self.polled.push(completion);
-        } else {
-            unpolled.fetch_add(1, Ordering::Relaxed);
-            self.waiting.push_back(Waiting { completion, unpolled: Some(unpolled.clone()) });
-        }
+/// To who polls.
+impl Taken for Vec<Completion> {
+    #[inline(always)]
+    fn add(&mut self, completion: &Completion, _unpolled: &Arc<AtomicU32>) {
+        self.extend_from_slice(slice::from_ref(completion));
+    }
+}
+
+/// To those that wait.
+impl Taken for VecDeque<Waiting> {
+    fn add(&mut self, completion: &Completion, unpolled: &Arc<AtomicU32>) {
+        unpolled.fetch_add(1, Ordering::Relaxed);
+        self.push_back(Waiting { completion: *completion, unpolled: Some(unpolled.clone()) });
     }
 }
 
@@ -195,7 +197,7 @@ impl VerbsCq {
     }
 
     /// Takes a completion of a queue pair that is gone. It matters only if it gives back a shared receive.
-    fn give_back(&self, wr_id: u64, qp: QpNumber, taken: &mut Taken<'_>) {
+    fn give_back(&self, wr_id: u64, qp: QpNumber, taken: &mut impl Taken) {
         let queue = queue_of(wr_id).and_then(|number| self.shared.read().get(&number)?.upgrade());
         if let Some(queue) = queue {
             queue.give_back(wr_id, qp, taken);
@@ -207,53 +209,29 @@ impl VerbsCq {
         ring_eventfd(&self.broke);
     }
 
-    /// Takes all completions that the RNIC has, of which `entries` has the first. The lock of what is polled is held.
+    /// Takes these completions of the RNIC, each for its queue pair. The lock of what is polled is held.
     #[inline(always)]
-    fn collect(&self, entries: &mut sys::Entries, mut taken: Taken<'_>, last: &mut Last) {
-        loop {
-            self.deliver(entries.taken(), &mut taken, last);
-            // Fewer than fit one poll: there were no more.
-            if entries.count() < sys::POLLED {
-                return;
-            }
-            self.raw.poll(entries);
-        }
-    }
-
-    /// Takes these completions of the RNIC, each for its queue pair.
-    #[inline(always)]
-    fn deliver<'e>(
-        &self,
-        completions: impl Iterator<Item = sys::Wc<'e>>,
-        taken: &mut Taken<'_>,
-        last: &mut Last,
-    ) {
+    fn deliver(&self, completions: &[sys::Wc], taken: &mut impl Taken, last: &mut Last) {
         for wc in completions {
             let requests = match &last.requests {
                 // The RNIC gives numbers of queue pairs that are gone to others.
-                Some(requests) if last.raw_number == wc.qp() && !requests.is_gone() => requests,
+                Some(requests) if last.raw_number == wc.qp() && !requests.is_gone() => &**requests,
                 _ => match self.look_up(wc, taken, last) {
                     Some(requests) => requests,
                     None => continue,
                 },
             };
-            requests.complete(wc, taken);
-            if wc.status() != sys::status::IBV_WC_SUCCESS
-                && let Some(qp) = requests.qp.upgrade()
-            {
-                qp.fail();
+            if wc.status() == sys::status::IBV_WC_SUCCESS {
+                requests.complete(wc, WcStatus::Success, taken);
+            } else {
+                requests.complete_failed(wc, taken);
             }
         }
     }
 
     /// The requests that a completion is of. If their queue pair is gone, the completion is taken here.
     #[inline(never)]
-    fn look_up<'l>(
-        &self,
-        wc: sys::Wc<'_>,
-        taken: &mut Taken<'_>,
-        last: &'l mut Last,
-    ) -> Option<&'l Arc<Requests>> {
+    fn look_up<'l>(&self, wc: &sys::Wc, taken: &mut impl Taken, last: &'l mut Last) -> Option<&'l Requests> {
         let found = self.queue_pairs.read().get(&wc.qp()).cloned();
         match found {
             Some(requests) if !requests.is_gone() => {
@@ -268,48 +246,74 @@ impl VerbsCq {
         }
     }
 
-    /// Takes all completions that the RNIC has for the next poll.
-    fn collect_for_later(&self, Polled { waiting, last }: &mut Polled) {
-        let mut entries = sys::Entries::new();
-        self.raw.poll(&mut entries);
-        self.collect(&mut entries, Taken { polled: &mut Vec::new(), room: 0, waiting }, last);
+    /// Takes all completions that the RNIC has, for the next poll.
+    fn collect(&self, Polled { waiting, last }: &mut Polled) {
+        let mut room = sys::WC_ROOM;
+        loop {
+            let completions = self.raw.poll(&mut room);
+            self.deliver(completions, waiting, last);
+            // Fewer than fit: there were no more.
+            if completions.len() < sys::POLLED {
+                return;
+            }
+        }
     }
 
-    /// Gives up to `max` completions to who polls: those that wait, then those that the RNIC has, of which `entries` has the first. Returns how
-    /// many.
+    /// Gives these completions of the RNIC to who polls. Returns how many he has got.
     #[inline(always)]
-    fn give(
+    fn take(&self, completions: &[sys::Wc], out: &mut Vec<Completion>, last: &mut Last) -> usize {
+        let before = out.len();
+        self.deliver(completions, out, last);
+        out.len() - before
+    }
+
+    /// As `take`, and if there may be more, up to `max`.
+    #[inline(never)]
+    fn take_many(
         &self,
         mut polled: MutexGuard<'_, Polled>,
-        entries: &mut sys::Entries,
+        completions: &[sys::Wc],
         out: &mut Vec<Completion>,
         max: usize,
     ) -> usize {
-        let before = out.len();
-        let Polled { waiting, last } = &mut *polled;
-        if !waiting.is_empty() {
-            hand_over(waiting, out, max);
+        let count = self.take(completions, out, &mut polled.last);
+        // Fewer than fit: there were no more.
+        if completions.len() < sys::POLLED {
+            return count;
         }
-        let room = max - (out.len() - before);
-        self.collect(entries, Taken { polled: out, room, waiting }, last);
+        count + self.give(polled, out, max - count)
+    }
+
+    /// Gives up to `max` completions to who polls: those that wait, then those that the RNIC has. Returns how many.
+    #[inline(never)]
+    fn give(&self, mut polled: MutexGuard<'_, Polled>, out: &mut Vec<Completion>, max: usize) -> usize {
+        self.collect(&mut polled);
+        let waiting = &mut polled.waiting;
+        let count = max.min(waiting.len());
+        for Waiting { completion, unpolled } in waiting.drain(..count) {
+            if let Some(unpolled) = unpolled {
+                unpolled.fetch_sub(1, Ordering::Release);
+            }
+            out.push(completion);
+        }
         let left = !waiting.is_empty();
         drop(polled);
         if left {
             // Another thread that sleeps on this queue can take the rest.
             self.wake();
         }
-        out.len() - before
+        count
     }
 
     /// Takes all completions that the RNIC has, which frees the places of unsignaled requests.
     pub(super) fn make_room(&self) {
-        self.collect_for_later(&mut self.polled.lock());
+        self.collect(&mut self.polled.lock());
     }
 
     /// As `make_room`, unless another thread is doing it.
     pub(super) fn take_what_is_there(&self) {
         if let Some(mut polled) = self.polled.try_lock() {
-            self.collect_for_later(&mut polled);
+            self.collect(&mut polled);
         }
         self.wake();
     }
@@ -318,7 +322,7 @@ impl VerbsCq {
     pub(super) fn look(&self) {
         let Some(mut polled) = self.polled.try_lock() else { return };
         let before = polled.waiting.len();
-        self.collect_for_later(&mut polled);
+        self.collect(&mut polled);
         let has_more = polled.waiting.len() > before;
         drop(polled);
         if has_more {
@@ -336,20 +340,9 @@ impl VerbsCq {
     fn has_some(&self) -> bool {
         let mut polled = self.polled.lock();
         if polled.waiting.is_empty() {
-            self.collect_for_later(&mut polled);
+            self.collect(&mut polled);
         }
         !polled.waiting.is_empty()
-    }
-}
-
-/// Gives up to `max` of the completions that wait to who polls.
-#[inline(never)]
-fn hand_over(waiting: &mut VecDeque<Waiting>, out: &mut Vec<Completion>, max: usize) {
-    for Waiting { completion, unpolled } in waiting.drain(..max.min(waiting.len())) {
-        if let Some(unpolled) = unpolled {
-            unpolled.fetch_sub(1, Ordering::Release);
-        }
-        out.push(completion);
     }
 }
 
@@ -360,14 +353,18 @@ impl CompletionQueue for VerbsCq {
     }
 
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let polled = self.polled.lock();
-        let mut entries = sys::Entries::new();
-        self.raw.poll(&mut entries);
-        // Most polls find nothing.
-        if entries.count() == 0 && polled.waiting.is_empty() {
-            return 0;
+        let mut polled = self.polled.lock();
+        // What is more than the user has room for has to wait, so with little room all goes that way. Who has little polls for single completions, seldom.
+        if !polled.waiting.is_empty() || max < sys::POLLED {
+            return self.give(polled, out, max);
         }
-        self.give(polled, &mut entries, out, max)
+        let mut room = sys::WC_ROOM;
+        match self.raw.poll(&mut room) {
+            // Most polls find nothing, and of the others most find one: these paths have no loops.
+            [] => 0,
+            [one] => self.take(slice::from_ref(one), out, &mut polled.last),
+            many => self.take_many(polled, many, out, max),
+        }
     }
 
     fn arm(&self) -> bool {

@@ -16,7 +16,7 @@ use super::cq::{Promise, VerbsCq};
 use super::regions::Regions;
 use super::requests::{Requests, Sending, Sends, Tells};
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Batch, Far, Lists, Mw, Next, Pd};
+use super::sys::{self, Batch, Far, Lists, Mw, Next, Pd, Told};
 use super::sys_flush::Flush;
 use super::under_way::UnderWay;
 use super::window::VerbsWindow;
@@ -30,6 +30,7 @@ use crate::rdma::verbs::{
 };
 use parking_lot::Mutex;
 use std::io;
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -47,7 +48,7 @@ pub(super) struct VerbsQp {
     /// Declared behind `id`, so that the RNIC's queue pair is destroyed first.
     _promises: [Promise; 2],
     capacities: sys::Capacities,
-    /// How far its RNIC can FLUSH, and the memory for the byte of a READ that takes the place of a FLUSH. Nobody reads that byte.
+    /// How far its RNIC can FLUSH; if it cannot, a READ takes the place of a FLUSH, and this is the memory for its byte. Nobody reads that byte.
     reach: FlushReach,
     landing: [Sge; 1],
     _landing: Arc<sys::Mr>,
@@ -84,63 +85,6 @@ pub(super) struct Parts {
 const INIT: u8 = 0;
 const READY: u8 = 1;
 const ERROR: u8 = 2;
-
-/// Tells the RNIC's request what this one asks for. `reach` is how far the RNIC can FLUSH; if it cannot, `landing` is the memory for the byte of a READ
-/// that takes the place of a FLUSH.
-///
-/// # Errors
-/// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later. Nothing was added.
-#[inline(always)]
-fn tell<'r>(
-    request: &'r SendWr,
-    len: u64,
-    reach: FlushReach,
-    landing: &'r [Sge; 1],
-    next: Next<'_, 'r>,
-) -> Result<(), WcStatus> {
-    let far = |remote: Remote| match remote {
-        Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
-        // No RNIC translates file addresses at the target.
-        Remote::File { .. } | Remote::Bitmap { .. } => Err(WcStatus::RemoteInvalid),
-    };
-    let atomic = |remote: Remote| match far(remote)? {
-        _ if len != 8 || request.local.count() != 1 => Err(WcStatus::LocalLength),
-        far if !far.offset.is_multiple_of(8) => Err(WcStatus::RemoteInvalid),
-        far => Ok(far),
-    };
-    if len > MAX_TRANSFER_BYTES.into() {
-        return Err(WcStatus::LocalLength);
-    }
-    match request.op {
-        SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES.into() => {
-            return Err(WcStatus::LocalLength);
-        }
-        SendOp::Send => next.send(),
-        SendOp::SendImm(imm) => next.send_imm(imm),
-        SendOp::Read(remote) => next.read(far(remote)?),
-        SendOp::Write(remote) => next.write(far(remote)?),
-        SendOp::WriteImm(remote, imm) => next.write_imm(far(remote)?, imm),
-        SendOp::CompareSwap { remote, expect, swap } => next.compare_swap(atomic(remote)?, expect, swap),
-        SendOp::FetchAdd { remote, add } => next.fetch_add(atomic(remote)?, add),
-        // No RNIC knows where a file ends: APPEND takes a target that translates.
-        SendOp::Append { .. } => return Err(WcStatus::RemoteInvalid),
-        SendOp::Flush { .. } if len > 0 => return Err(WcStatus::LocalLength),
-        SendOp::Flush { remote, len, placement } => {
-            let far = far(remote)?;
-            let persistent = placement == Placement::Persistence;
-            match reach {
-                FlushReach::Persistence => next.flush(Flush { far, len, persistent }),
-                FlushReach::Visibility if !persistent => next.flush(Flush { far, len, persistent }),
-                FlushReach::None if !persistent => {
-                    let last = u64::from(len.max(1)) - 1;
-                    next.read_into(Far { offset: far.offset.wrapping_add(last), ..far }, landing);
-                }
-                _ => return Err(WcStatus::RemoteInvalid),
-            }
-        }
-    }
-    Ok(())
-}
 
 impl VerbsQp {
     /// A queue pair in state `Init`.
@@ -228,29 +172,85 @@ impl VerbsQp {
             return;
         }
         let number = sends.under_way.next();
-        let mut batch = Batch::of(&mut sends.lists);
-        batch.next(number, &[], true).write(Far { rkey: 0, offset: 0 });
-        if self.id.post_send(batch).is_ok() {
+        let mut batch = Batch::of(&mut sends.lists, 1);
+        let look = batch.next(number, &[], true).write(Far { rkey: 0, offset: 0 });
+        batch.add(look);
+        if self.id.post_send(batch, &[], &self.regions).is_ok() {
             sends.probe = Some(number);
             sends.silent = 0;
             sends.under_way.push(Sending::CHECK);
         }
     }
 
-    /// The status of a request that is refused here.
-    #[cold]
-    fn refusal(&self, request: &SendWr) -> Option<WcStatus> {
-        let mut lists = Lists::default();
-        let mut batch = Batch::of(&mut lists);
-        let next = batch.next(0, request.local.as_slice(), false);
-        tell(request, request.local.len(), self.reach, &self.landing, next).err()
+    /// Tells the RNIC's request, which is `next`, what this one asks for.
+    ///
+    /// # Errors
+    /// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later.
+    #[inline(always)]
+    fn tell<'r>(&'r self, request: &'r SendWr, next: Next<'_, 'r>) -> Result<Told, WcStatus> {
+        if request.local.len() > MAX_TRANSFER_BYTES.into() {
+            return Err(WcStatus::LocalLength);
+        }
+        match request.op {
+            // Most requests are READs.
+            SendOp::Read(Remote::Memory { rkey, offset }) => Ok(next.read(Far { rkey: rkey.0, offset })),
+            _ => self.tell_other(request, next),
+        }
     }
 
-    /// Whether a post copies the request's bytes: they are few, and go to the peer.
-    fn is_inline(&self, op: &SendOp, len: u64) -> bool {
-        let is_sent =
-            matches!(op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
-        is_sent && (1..=self.capacities.max_inline.into()).contains(&len)
+    /// As `tell`, of other requests. Apart, so that a post of a READ stays short.
+    #[inline(never)]
+    fn tell_other<'r>(&'r self, request: &'r SendWr, next: Next<'_, 'r>) -> Result<Told, WcStatus> {
+        let len = request.local.len();
+        let far = |remote: Remote| match remote {
+            Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
+            // No RNIC translates file addresses at the target.
+            Remote::File { .. } | Remote::Bitmap { .. } => Err(WcStatus::RemoteInvalid),
+        };
+        let atomic = |remote: Remote| match far(remote)? {
+            _ if len != 8 || request.local.count() != 1 => Err(WcStatus::LocalLength),
+            far if !far.offset.is_multiple_of(8) => Err(WcStatus::RemoteInvalid),
+            far => Ok(far),
+        };
+        let is_short = || (1..=self.capacities.max_inline.into()).contains(&len);
+        Ok(match request.op {
+            SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES.into() => {
+                return Err(WcStatus::LocalLength);
+            }
+            SendOp::Send => next.copied_if(is_short()).send(),
+            SendOp::SendImm(imm) => next.copied_if(is_short()).send_imm(imm),
+            SendOp::Read(remote) => next.read(far(remote)?),
+            SendOp::Write(remote) => next.copied_if(is_short()).write(far(remote)?),
+            SendOp::WriteImm(remote, imm) => next.copied_if(is_short()).write_imm(far(remote)?, imm),
+            SendOp::CompareSwap { remote, expect, swap } => next.compare_swap(atomic(remote)?, expect, swap),
+            SendOp::FetchAdd { remote, add } => next.fetch_add(atomic(remote)?, add),
+            // No RNIC knows where a file ends: APPEND takes a target that translates.
+            SendOp::Append { .. } => return Err(WcStatus::RemoteInvalid),
+            SendOp::Flush { .. } if len > 0 => return Err(WcStatus::LocalLength),
+            SendOp::Flush { remote, len, placement } => {
+                let far = far(remote)?;
+                let persistent = placement == Placement::Persistence;
+                match self.reach {
+                    FlushReach::Persistence => next.flush(Flush { far, len, persistent }),
+                    FlushReach::Visibility if !persistent => next.flush(Flush { far, len, persistent }),
+                    FlushReach::None if !persistent => {
+                        let last = u64::from(len.max(1)) - 1;
+                        next.read_into(Far { offset: far.offset.wrapping_add(last), ..far }, &self.landing)
+                    }
+                    _ => return Err(WcStatus::RemoteInvalid),
+                }
+            }
+        })
+    }
+
+    /// The status of a request that is refused here.
+    #[cold]
+    #[inline(never)]
+    fn refusal(&self, request: &SendWr) -> Option<WcStatus> {
+        let mut lists = Lists::default();
+        let mut batch = Batch::of(&mut lists, 1);
+        let next = batch.next(0, request.local.as_slice(), false);
+        self.tell(request, next).err()
     }
 
     /// The regions of its protection domain.
@@ -263,24 +263,25 @@ impl VerbsQp {
         &self,
         wr_id: WrId,
         kind: CompletionKind,
-        tell: impl FnOnce(Next<'_, '_>),
+        tell: impl FnOnce(Next<'_, '_>) -> Told,
     ) -> Result<(), PostError> {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
         }
         let mut sends = self.requests.sends.lock();
-        if sends.room(self.capacities.send_depth) == 0 {
+        if sends.room_for(1, self.capacities.send_depth) == 0 {
             return Err(PostError::QueueFull { posted: 0 });
         }
         let number = sends.under_way.next();
-        let mut batch = Batch::of(&mut sends.lists);
-        tell(batch.next(number, &[], true));
-        if let Err((_, error)) = self.id.post_send(batch) {
+        let mut batch = Batch::of(&mut sends.lists, 1);
+        let told = tell(batch.next(number, &[], true));
+        batch.add(told);
+        if let Err((_, error)) = self.id.post_send(batch, &[], &self.regions) {
             drop(sends);
             return Err(self.broken_by(&error));
         }
         sends.silent = 0;
-        sends.under_way.push(Sending { wr_id, kind, len: 0, tells: Tells::End });
+        sends.push(self.requests.sending(wr_id, kind, 0, Tells::End));
         Ok(())
     }
 
@@ -288,46 +289,49 @@ impl VerbsQp {
     #[inline(always)]
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.requests.sends.lock();
-        let room = sends.room(self.capacities.send_depth);
+        let room = sends.room_for(requests.len(), self.capacities.send_depth);
+        if room == 0 {
+            return Ok(0);
+        }
         let Sends { under_way, silent, lists, .. } = &mut *sends;
-        // Where bytes are copied, their regions stay until they are.
-        let mut regions = None;
-        let mut batch = Batch::of(lists);
-        for request in &requests[..requests.len().min(room)] {
+        let first = under_way.next();
+        let mut batch = Batch::of(lists, room);
+        for request in &requests[..room] {
             if request.local.count() > self.capacities.max_sges {
                 break;
             }
-            let (local, len) = (request.local.as_slice(), request.local.len());
             let is_asked = request.signaled || *silent + 1 >= self.capacities.send_depth.div_ceil(2);
-            let next = batch.next(under_way.next() + batch.len() as u64, local, is_asked);
-            if tell(request, len, self.reach, &self.landing, next).is_err() {
-                break;
-            }
-            if self.is_inline(&request.op, len) {
-                batch.copy_last(local, regions.get_or_insert_with(|| self.regions.read()));
-            }
+            // Of no meaning if it is refused: that breaks the queue pair.
             *silent = if is_asked { 0 } else { *silent + 1 };
+            let next = batch.next(first + batch.len() as u64, request.local.as_slice(), is_asked);
+            let Ok(told) = self.tell(request, next) else { break };
+            batch.add(told);
         }
         let count = batch.len();
-        let result = self.id.post_send(batch);
+        if count == 0 {
+            return Ok(0);
+        }
+        let result = self.id.post_send(batch, requests, &self.regions);
         let posted = match &result {
             Ok(()) => count,
             Err((posted, _)) => *posted,
         };
         // The RNIC is at work meanwhile; who takes its completions waits for the lock.
         for request in &requests[..posted] {
-            under_way.push(Sending {
-                wr_id: request.wr_id,
-                kind: request.op.kind(),
-                len: request.local.len() as u32,
-                tells: if request.signaled { Tells::End } else { Tells::Failure },
-            });
+            let (kind, len) = (request.op.kind(), request.local.len() as u32);
+            let tells = if request.signaled { Tells::End } else { Tells::Failure };
+            sends.push(self.requests.sending(request.wr_id, kind, len, tells));
         }
         drop(sends);
         match result {
             Ok(()) => Ok(count),
             Err((_, error)) => Err(self.broken_by(&error)),
         }
+    }
+
+    #[inline(never)]
+    fn post_many(&self, requests: &[SendWr]) -> Result<usize, PostError> {
+        self.post_some(requests)
     }
 
     /// Breaks the queue pair, whose RNIC refused a post.
@@ -347,7 +351,7 @@ impl VerbsQp {
         if posted < requests.len() && refusal(posted).is_none() {
             // Unsignaled requests may be done by now.
             self.send_cq.make_room();
-            posted += self.post_some(&requests[posted..])?;
+            posted += self.post_many(&requests[posted..])?;
         }
         match refusal(posted) {
             Some(status) => {
@@ -412,7 +416,12 @@ impl QueuePair for VerbsQp {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
         }
-        match self.post_some(requests)? {
+        let posted = match requests {
+            // Nearly all posts are of one request: that path has no loops.
+            [one] => self.post_some(slice::from_ref(one)),
+            _ => self.post_many(requests),
+        };
+        match posted? {
             posted if posted == requests.len() => Ok(()),
             posted => self.post_rest(requests, posted),
         }

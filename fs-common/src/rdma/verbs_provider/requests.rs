@@ -28,21 +28,37 @@ pub(super) enum Tells {
 /// A send that is under way.
 #[derive(Clone, Copy)]
 pub(super) struct Sending {
-    pub(super) wr_id: WrId,
-    pub(super) kind: CompletionKind,
-    pub(super) len: u32,
-    pub(super) tells: Tells,
+    /// Of its success.
+    completion: Completion,
+    tells: Tells,
 }
 
 impl Sending {
     /// A check of the peer.
-    pub(super) const CHECK: Self =
-        Self { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+    pub(super) const CHECK: Self = Self {
+        completion: completed(QpNumber(0), WrId(0), CompletionKind::Write, WcStatus::Success, 0),
+        tells: Tells::Nothing,
+    };
+}
+
+/// `len` is of no meaning if the request failed.
+#[inline]
+const fn completed(
+    qp: QpNumber,
+    wr_id: WrId,
+    kind: CompletionKind,
+    status: WcStatus,
+    len: u32,
+) -> Completion {
+    let byte_len = if matches!(status, WcStatus::Success) { len } else { 0 };
+    Completion { wr_id, qp, kind, status, byte_len, imm: None, absent: false }
 }
 
 /// The sends of a queue pair.
 pub(super) struct Sends {
     pub(super) under_way: UnderWay<Sending>,
+    /// Free places of the user when they were counted last, less those that were taken since: so many are free, if not more.
+    free: usize,
     /// Requests posted since the last one that was signaled.
     pub(super) silent: u32,
     /// The number of the last check of the peer. It is still under way unless all requests under way are newer.
@@ -55,14 +71,30 @@ impl Sends {
     /// Of a queue with `depth` places for the user; the check of the peer has one more.
     pub(super) fn new(depth: u32) -> Self {
         let under_way = UnderWay::new(depth.saturating_add(1), Sending::CHECK);
-        Self { under_way, silent: 0, probe: None, lists: Lists::default() }
+        Self { under_way, free: 0, silent: 0, probe: None, lists: Lists::default() }
+    }
+
+    /// How many of `wanted` requests there are free places for, of the user's `depth`.
+    #[inline]
+    pub(super) fn room_for(&mut self, wanted: usize, depth: u32) -> usize {
+        if wanted > self.free {
+            self.free = self.room(depth);
+        }
+        wanted.min(self.free)
     }
 
     /// Free places of the user, of `depth`.
-    #[inline]
-    pub(super) fn room(&self, depth: u32) -> usize {
+    #[inline(never)]
+    fn room(&self, depth: u32) -> usize {
         let is_probing = self.probe.is_some_and(|number| number >= self.under_way.first);
         self.under_way.room(depth + u32::from(is_probing))
+    }
+
+    /// Adds a request of the user, for which there is room.
+    #[inline]
+    pub(super) fn push(&mut self, request: Sending) {
+        self.free -= 1;
+        self.under_way.push(request);
     }
 
     /// Whether a request is under way whose end comes as a completion. Requests that are not signaled stay in the list when they are done.
@@ -90,27 +122,48 @@ impl Requests {
         self.is_gone.load(Ordering::Acquire)
     }
 
+    /// A send of this queue pair, as it is under way.
+    #[inline]
+    pub(super) fn sending(&self, wr_id: WrId, kind: CompletionKind, len: u32, tells: Tells) -> Sending {
+        Sending { completion: completed(self.number, wr_id, kind, WcStatus::Success, len), tells }
+    }
+
     /// Takes a completion of this queue pair from the RNIC; completions for the user are added to `taken`.
     #[inline(always)]
-    pub(super) fn complete(&self, wc: Wc<'_>, taken: &mut Taken<'_>) {
-        let is_receive = wc.wr_id() & RECEIVE != 0;
-        let status = status_of(wc.status(), is_receive);
-        if is_receive {
+    pub(super) fn complete(&self, wc: &Wc, status: WcStatus, taken: &mut impl Taken) {
+        if wc.wr_id() & RECEIVE != 0 {
             return self.complete_receive(wc, status, taken);
         }
         let mut sends = self.sends.lock();
-        let Some(sent) = sends.under_way.take(wc.wr_id()) else { return };
-        if sent.tells == Tells::End || (sent.tells == Tells::Failure && status != WcStatus::Success) {
-            let completion = self.completion(sent.wr_id, sent.kind, status, sent.len);
-            taken.add(completion, &sends.under_way.unpolled);
+        let Some((Sending { completion, tells }, unpolled)) = sends.under_way.take(wc.wr_id()) else {
+            return;
+        };
+        if status == WcStatus::Success {
+            if *tells == Tells::End {
+                taken.add(completion, unpolled);
+            }
+        } else if *tells != Tells::Nothing {
+            taken.add(&Completion { status, byte_len: 0, ..*completion }, unpolled);
         }
     }
 
-    fn complete_receive(&self, wc: Wc<'_>, status: WcStatus, taken: &mut Taken<'_>) {
+    /// As `complete`, of a request that failed, which breaks the queue pair.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn complete_failed(&self, wc: &Wc, taken: &mut impl Taken) {
+        self.complete(wc, failure_of(wc.status(), wc.wr_id() & RECEIVE != 0), taken);
+        if let Some(qp) = self.qp.upgrade() {
+            qp.fail();
+        }
+    }
+
+    #[inline(never)]
+    fn complete_receive(&self, wc: &Wc, status: WcStatus, taken: &mut impl Taken) {
         let imm = wc.imm();
         let has_imm = imm.is_some() || wc.is_write_imm();
         let kind = if has_imm { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
-        let received = |wr_id| Completion { imm, ..self.completion(wr_id, kind, status, wc.byte_len()) };
+        let received =
+            |wr_id| Completion { imm, ..completed(self.number, wr_id, kind, status, wc.byte_len()) };
         if let Some(shared) = &self.shared {
             if let Some(shared) = shared.upgrade() {
                 shared.complete(wc.wr_id(), received, taken);
@@ -118,25 +171,12 @@ impl Requests {
             return;
         }
         let mut receives = self.receives.lock();
-        if let Some(wr_id) = receives.take(wc.wr_id() & !RECEIVE) {
-            taken.add(received(wr_id), &receives.unpolled);
+        if let Some((wr_id, unpolled)) = receives.take(wc.wr_id() & !RECEIVE) {
+            taken.add(&received(*wr_id), unpolled);
         }
     }
-
-    /// `len` is of no meaning if the request failed.
-    #[inline]
-    fn completion(&self, wr_id: WrId, kind: CompletionKind, status: WcStatus, len: u32) -> Completion {
-        let byte_len = if status == WcStatus::Success { len } else { 0 };
-        Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None, absent: false }
-    }
 }
 
-#[inline]
-fn status_of(status: u32, is_receive: bool) -> WcStatus {
-    if status == sys::status::IBV_WC_SUCCESS { WcStatus::Success } else { failure_of(status, is_receive) }
-}
-
-#[cold]
 fn failure_of(status: u32, is_receive: bool) -> WcStatus {
     use sys::status as s;
     match status {
@@ -168,17 +208,17 @@ mod tests {
     fn a_look_for_the_peer_takes_none_of_the_users_places() {
         let mut sends = Sends::new(2);
         for round in 0..3 {
-            assert_eq!(sends.room(2), 2, "round {round}");
+            assert_eq!(sends.room_for(2, 2), 2, "round {round}");
             sends.probe = Some(sends.under_way.next());
             sends.under_way.push(Sending::CHECK);
-            assert_eq!(sends.room(2), 2);
+            assert_eq!(sends.room_for(2, 2), 2);
             for _ in 0..2 {
-                sends.under_way.push(sending(Tells::End));
+                sends.push(sending(Tells::End));
             }
-            assert_eq!(sends.room(2), 0);
+            assert_eq!(sends.room_for(2, 2), 0);
             let last = sends.under_way.next() - 1;
             sends.under_way.take(last - 2).expect("the look");
-            assert_eq!(sends.room(2), 0);
+            assert_eq!(sends.room_for(2, 2), 0);
             // Both are done: an unsignaled request ends with the one behind it.
             sends.under_way.take(last).expect("the last");
         }

@@ -95,13 +95,13 @@ impl VerbsSrq {
         &self,
         wr_id: u64,
         completion: impl FnOnce(WrId) -> Completion,
-        taken: &mut Taken<'_>,
+        taken: &mut impl Taken,
     ) {
         let slot = wr_id as u32;
         let mut slots = self.slots.lock();
         let Some(name) = slots.posted.get_mut(slot as usize).and_then(Option::take) else { return };
         // Counted before the slot is free, so that posted receives and unpolled completions together are never more than the depth.
-        taken.add(completion(name), &self.unpolled);
+        taken.add(&completion(name), &self.unpolled);
         slots.free.push(slot);
         if slots.free.len() == self.depth as usize {
             self.ran_dry.fetch_add(1, Ordering::Relaxed);
@@ -109,7 +109,7 @@ impl VerbsSrq {
     }
 
     /// Takes a receive of a queue pair that is gone: its message is dropped, and its memory is free.
-    pub(super) fn give_back(&self, wr_id: u64, qp: QpNumber, taken: &mut Taken<'_>) {
+    pub(super) fn give_back(&self, wr_id: u64, qp: QpNumber, taken: &mut impl Taken) {
         let flushed = |wr_id| Completion {
             wr_id,
             qp,

@@ -20,13 +20,13 @@ mod srq;
 
 use crate::rdma::verbs::SGES_MAX;
 pub(super) use channel::{Channel, Event, Happened};
-pub(super) use cq::{Cq, Entries, POLLED, Wc};
+pub(super) use cq::{Cq, POLLED, WC_ROOM, Wc};
 pub(super) use dma_buf::DmaBufMr;
 pub(super) use ffi::ibv_wc_status as status;
 pub(super) use id::{Capacities, Id, RETRIES, ReadDepth};
 pub(super) use mr::{Mr, Mrs, Rights};
 pub(super) use mw::Mw;
-pub(super) use posted::{Batch, Far, Lists, Next};
+pub(super) use posted::{Batch, Far, Lists, Next, Told};
 use rdma_sys as ffi;
 pub(super) use srq::Srq;
 use std::ffi::{CStr, c_int};

@@ -43,33 +43,37 @@ impl<T: Copy> UnderWay<T> {
     }
 
     #[inline]
-    fn place(&mut self, number: u64) -> &mut T {
-        let mask = self.ring.len() - 1;
-        &mut self.ring[number as usize & mask]
+    fn place(&self, number: u64) -> usize {
+        number as usize & (self.ring.len() - 1)
     }
 
     /// Adds the next request, for which there is room.
     #[inline]
     pub(super) fn push(&mut self, request: T) {
         debug_assert!(self.len() < self.ring.len(), "whoever posts has looked for room");
-        *self.place(self.next) = request;
+        let place = self.place(self.next);
+        self.ring[place] = request;
         self.next += 1;
     }
 
-    /// Removes the request with this number and all before it; returns the former.
-    #[inline]
-    pub(super) fn take(&mut self, number: u64) -> Option<T> {
+    /// Removes the request with this number and all before it; returns the former, and the count of completions that nobody has polled.
+    #[inline(always)]
+    pub(super) fn take(&mut self, number: u64) -> Option<(&T, &Arc<AtomicU32>)> {
         if !(self.first..self.next).contains(&number) {
             return None;
         }
         self.first = number + 1;
-        Some(*self.place(number))
+        Some((&self.ring[self.place(number)], &self.unpolled))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn take<T: Copy>(under_way: &mut UnderWay<T>, number: u64) -> Option<T> {
+        under_way.take(number).map(|(request, _)| *request)
+    }
 
     #[test]
     fn a_completion_ends_what_was_posted_before_it() {
@@ -78,12 +82,12 @@ mod tests {
             under_way.push(name);
         }
         assert_eq!((under_way.next(), under_way.len(), under_way.room(4)), (4, 4, 0));
-        assert_eq!(under_way.take(1), Some("b"));
-        assert_eq!(under_way.take(0), None, "it is over");
-        assert_eq!(under_way.take(4), None, "nobody posted that");
-        assert_eq!(under_way.take(u64::MAX), None, "nor that");
-        assert_eq!(under_way.take(2), Some("c"));
-        assert_eq!((under_way.take(3), under_way.next()), (Some("d"), 4));
+        assert_eq!(take(&mut under_way, 1), Some("b"));
+        assert_eq!(take(&mut under_way, 0), None, "it is over");
+        assert_eq!(take(&mut under_way, 4), None, "nobody posted that");
+        assert_eq!(take(&mut under_way, u64::MAX), None, "nor that");
+        assert_eq!(take(&mut under_way, 2), Some("c"));
+        assert_eq!((take(&mut under_way, 3), under_way.next()), (Some("d"), 4));
     }
 
     #[test]
@@ -95,7 +99,7 @@ mod tests {
             under_way.push(number);
             if number >= 4 {
                 assert_eq!((under_way.len(), under_way.room(5)), (5, 0));
-                assert_eq!(under_way.take(number - 4), Some(number - 4));
+                assert_eq!(take(&mut under_way, number - 4), Some(number - 4));
             }
         }
     }

@@ -42,7 +42,7 @@ impl MemoryWindow for VerbsWindow {
             return Err(PostError::BadState { state: crate::rdma::QpState::Error });
         };
         self.qp.post_of_window(wr_id, CompletionKind::Bind, |next| {
-            next.bind((&bound.raw, rkey), (&registered, offset, len), rights);
+            next.bind((&bound.raw, rkey), (&registered, offset, len), rights)
         })?;
         bound.raw.set_rkey(rkey);
         bound.region = Some(region.clone());

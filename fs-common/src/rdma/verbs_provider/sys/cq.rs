@@ -6,43 +6,44 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
+use std::slice;
 
 /// A completion of the RNIC, where the library has left it.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Wc<'e>(&'e ffi::ibv_wc);
+#[repr(transparent)]
+pub(in super::super) struct Wc(ffi::ibv_wc);
 
-impl Wc<'_> {
+impl Wc {
     #[inline]
-    pub(in super::super) fn wr_id(self) -> u64 {
+    pub(in super::super) fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
 
     #[inline]
-    pub(in super::super) fn status(self) -> u32 {
+    pub(in super::super) fn status(&self) -> u32 {
         self.0.status
     }
 
     /// The RNIC's number of the queue pair.
     #[inline]
-    pub(in super::super) fn qp(self) -> u32 {
+    pub(in super::super) fn qp(&self) -> u32 {
         self.0.qp_num
     }
 
     #[inline]
-    pub(in super::super) fn byte_len(self) -> u32 {
+    pub(in super::super) fn byte_len(&self) -> u32 {
         self.0.byte_len
     }
 
     /// The immediate, if it consumed a receive and the peer sent one.
     #[inline]
-    pub(in super::super) fn imm(self) -> Option<u32> {
+    pub(in super::super) fn imm(&self) -> Option<u32> {
         let has_imm = self.0.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
         // SAFETY: both variants of the union are 32 bits wide.
         has_imm.then(|| u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data }))
     }
 
     #[inline]
-    pub(in super::super) fn is_write_imm(self) -> bool {
+    pub(in super::super) fn is_write_imm(&self) -> bool {
         self.0.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM
     }
 }
@@ -58,32 +59,13 @@ unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
 
-/// Completions taken with one call.
+/// The most completions taken with one call.
 pub(in super::super) const POLLED: usize = 16;
 
-/// Room for [`POLLED`] completions, and those that the last poll has taken.
-pub(in super::super) struct Entries {
-    taken: [MaybeUninit<ffi::ibv_wc>; POLLED],
-    count: usize,
-}
+/// Room for [`POLLED`] completions.
+pub(in super::super) type WcRoom = [MaybeUninit<Wc>; POLLED];
 
-impl Entries {
-    #[inline]
-    pub(in super::super) fn new() -> Self {
-        Self { taken: [const { MaybeUninit::uninit() }; POLLED], count: 0 }
-    }
-
-    #[inline]
-    pub(in super::super) fn count(&self) -> usize {
-        self.count
-    }
-
-    #[inline]
-    pub(in super::super) fn taken(&self) -> impl Iterator<Item = Wc<'_>> {
-        // SAFETY: one of the first `count`, which the library has filled in.
-        self.taken[..self.count].iter().map(|entry| Wc(unsafe { entry.assume_init_ref() }))
-    }
-}
+pub(in super::super) const WC_ROOM: WcRoom = [const { MaybeUninit::uninit() }; POLLED];
 
 impl Cq {
     pub(in super::super) fn new(context: Context, depth: u32) -> io::Result<Self> {
@@ -109,18 +91,19 @@ impl Cq {
         unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 
-    /// Takes up to [`POLLED`] completions.
+    /// Takes as many completions as there are, and are room for.
     #[inline]
-    pub(in super::super) fn poll(&self, entries: &mut Entries) {
-        // SAFETY: the queue is there; room for `POLLED` entries, of which the library fills in as many as it says.
+    pub(in super::super) fn poll<'r>(&self, room: &'r mut [MaybeUninit<Wc>]) -> &'r [Wc] {
+        // SAFETY: the queue is there; the library fills in no more entries than there is room for.
         let count = unsafe {
-            ffi::ibv_poll_cq(
-                self.raw.as_ptr(),
-                POLLED as i32,
-                entries.taken.as_mut_ptr().cast::<ffi::ibv_wc>(),
-            )
+            ffi::ibv_poll_cq(self.raw.as_ptr(), room.len() as c_int, room.as_mut_ptr().cast::<ffi::ibv_wc>())
         };
-        entries.count = usize::try_from(count).unwrap_or(0).min(POLLED);
+        if count <= 0 {
+            return &[];
+        }
+        let taken = &room[..count as usize];
+        // SAFETY: the library has filled in as many as it says.
+        unsafe { slice::from_raw_parts(taken.as_ptr().cast::<Wc>(), taken.len()) }
     }
 
     /// Makes room for this many completions. Those that wait stay.

@@ -3,7 +3,8 @@
 use super::ffi::ibv_wr_opcode as op;
 use super::srq::receive_with;
 use super::{Id, Mr, Mrs, Mw, Rights, ffi, made};
-use crate::rdma::verbs::Sge;
+use crate::rdma::verbs::{SendWr, Sge};
+use crate::rdma::verbs_provider::regions::Regions;
 use crate::rdma::verbs_provider::sys_flush::{self, Flush};
 use std::ffi::c_int;
 use std::io;
@@ -35,148 +36,163 @@ pub(in super::super) struct Far {
 /// The lists of a post, whose memory the next post uses again. What they point to is of use during that post only.
 #[derive(Default)]
 pub(in super::super) struct Lists {
-    /// All but FLUSHes, which `ibv_post_send` does not know.
+    /// Places of requests, of which a post uses the first. A request sets what `ibv_post_send` reads of its operation, and the immediate, which has to
+    /// be 0 where there is none; anything else is left of those before.
     wrs: Vec<ffi::ibv_send_wr>,
+    /// The FLUSHes of a post, which `ibv_post_send` does not know. Their places among the requests have the operation [`FLUSH`].
+    flushes: Vec<Flush>,
     /// The elements of all requests that are copied, one behind the other.
     copied: Vec<ffi::ibv_sge>,
-    flushes: Vec<PostedFlush>,
 }
 
-// SAFETY: between posts nobody follows the pointers in it: a new batch begins with empty lists.
+// SAFETY: between posts nobody follows the pointers in it: a new batch begins without requests.
 unsafe impl Send for Lists {}
 
 /// Send work requests of one post, as libibverbs takes them. Those that are not copied point at the local ranges that they were made of.
 pub(in super::super) struct Batch<'b, 'r> {
-    lists: &'b mut Lists,
+    /// Places for as many requests as there may be, of which the first `len` are used.
+    wrs: &'b mut [ffi::ibv_send_wr],
+    len: usize,
+    /// Whether there are FLUSHes, or requests that should be copied.
+    is_mixed: bool,
+    flushes: &'b mut Vec<Flush>,
+    copied: &'b mut Vec<ffi::ibv_sge>,
     _ranges: PhantomData<&'r [Sge]>,
 }
 
-/// A FLUSH of a batch.
-struct PostedFlush {
-    /// How many of `Lists::wrs` are before it.
-    behind: usize,
-    wr_id: u64,
-    flush: Flush,
-    is_signaled: bool,
-}
-
+const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+/// The operation of a FLUSH. No library has one of this number, and none gets to see it.
+const FLUSH: ffi::ibv_wr_opcode::Type = ffi::ibv_wr_opcode::Type::MAX;
 
 impl<'b, 'r> Batch<'b, 'r> {
-    /// An empty one.
-    #[inline]
-    pub(in super::super) fn of(lists: &'b mut Lists) -> Self {
-        lists.wrs.clear();
-        lists.copied.clear();
-        lists.flushes.clear();
-        Self { lists, _ranges: PhantomData }
+    /// An empty one, for up to `most` requests.
+    #[inline(always)]
+    pub(in super::super) fn of(lists: &'b mut Lists, most: usize) -> Self {
+        if lists.wrs.len() < most {
+            lists.add_places(most);
+        }
+        let Lists { wrs, flushes, copied } = lists;
+        debug_assert!(flushes.is_empty(), "the post before has taken its own");
+        Self { wrs: &mut wrs[..most], len: 0, is_mixed: false, flushes, copied, _ranges: PhantomData }
     }
 
     #[inline]
     pub(in super::super) fn len(&self) -> usize {
-        self.lists.wrs.len() + self.lists.flushes.len()
+        self.len
     }
 
-    /// A request behind the others, which is there when its operation is told.
-    #[inline]
+    /// A request behind the others, which is one of them when its operation is told and it was added.
+    #[inline(always)]
     pub(in super::super) fn next(&mut self, wr_id: u64, local: &'r [Sge], signaled: bool) -> Next<'_, 'r> {
-        Next { lists: self.lists, wr_id, local, signaled }
+        let wr = &mut self.wrs[self.len];
+        wr.wr_id = wr_id;
+        wr.sg_list = elements_of(local);
+        wr.num_sge = local.len() as c_int;
+        wr.send_flags = if signaled { SIGNALED } else { 0 };
+        // librxe refuses to bind a window otherwise (rdma-core 44, `validate_send_wr`).
+        wr.imm_data_invalidated_rkey_union.imm_data = 0;
+        Next { wr, flushes: self.flushes, _ranges: PhantomData }
     }
 
-    /// Has the post copy the bytes of the last request, a SEND or WRITE, from `regions`, if all of its local ranges are there: else the RNIC reads the ranges,
-    /// and refuses the one without a region. They stay registered until the batch is posted.
-    pub(in super::super) fn copy_last(&mut self, local: &[Sge], regions: &Mrs) {
-        if self.copies(local, regions)
-            && let Some(last) = self.lists.wrs.last_mut()
-        {
-            last.send_flags |= INLINE;
-        }
+    /// Takes the request that `next` gave, now that its operation is told.
+    #[inline(always)]
+    pub(in super::super) fn add(&mut self, told: Told) {
+        self.len += 1;
+        self.is_mixed |= told.is_mixed;
     }
+}
 
-    /// Adds elements with the places of these ranges in this process's memory, if all of them have one. Returns whether they have.
-    fn copies(&mut self, local: &[Sge], regions: &Mrs) -> bool {
-        let copied = &mut self.lists.copied;
-        let before = copied.len();
-        for range in local {
-            let Some(addr) = regions.get(&range.lkey.0).and_then(|region| region.mapped(range)) else {
-                copied.truncate(before);
-                return false;
-            };
-            copied.push(ffi::ibv_sge { addr, length: range.len, lkey: range.lkey.0 });
-        }
-        true
+impl Lists {
+    #[cold]
+    fn add_places(&mut self, most: usize) {
+        // SAFETY: all zeros is a value of this plain structure.
+        self.wrs.resize_with(most, || unsafe { std::mem::zeroed() });
     }
 }
 
 /// A request of a batch whose operation is not told yet. It is built where it stays: each operation is one step from the poster's request to the RNIC's.
 pub(in super::super) struct Next<'b, 'r> {
-    lists: &'b mut Lists,
-    wr_id: u64,
-    local: &'r [Sge],
-    signaled: bool,
+    wr: &'b mut ffi::ibv_send_wr,
+    flushes: &'b mut Vec<Flush>,
+    _ranges: PhantomData<&'r [Sge]>,
+}
+
+/// A request whose operation is told.
+#[must_use = "it is posted if it is added to its batch"]
+pub(in super::super) struct Told {
+    /// As of its batch.
+    is_mixed: bool,
 }
 
 impl<'r> Next<'_, 'r> {
     #[inline(always)]
-    fn push(self, opcode: ffi::ibv_wr_opcode::Type, set: impl FnOnce(&mut ffi::ibv_send_wr)) {
-        // SAFETY: all zeros is a value of this plain structure.
-        let mut wr: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
-        wr.wr_id = self.wr_id;
-        wr.sg_list = elements_of(self.local);
-        wr.num_sge = self.local.len() as c_int;
-        wr.opcode = opcode;
-        wr.send_flags = if self.signaled { ffi::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
-        set(&mut wr);
-        self.lists.wrs.push(wr);
+    fn told(self, opcode: ffi::ibv_wr_opcode::Type, set: impl FnOnce(&mut ffi::ibv_send_wr)) -> Told {
+        self.wr.opcode = opcode;
+        set(self.wr);
+        Told { is_mixed: self.wr.send_flags & INLINE != 0 }
+    }
+
+    /// Has the post copy the bytes of this request of the user, a SEND or WRITE, if they `are_few` and all of its local ranges are in known regions.
+    #[inline(always)]
+    pub(in super::super) fn copied_if(self, are_few: bool) -> Self {
+        if are_few {
+            self.wr.send_flags |= INLINE;
+        }
+        self
     }
 
     #[inline]
-    pub(in super::super) fn send(self) {
-        self.push(op::IBV_WR_SEND, |_| {});
+    pub(in super::super) fn send(self) -> Told {
+        self.told(op::IBV_WR_SEND, |_| {})
     }
 
     #[inline]
-    pub(in super::super) fn send_imm(self, imm: u32) {
-        self.push(op::IBV_WR_SEND_WITH_IMM, |wr| wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be());
+    pub(in super::super) fn send_imm(self, imm: u32) -> Told {
+        self.told(op::IBV_WR_SEND_WITH_IMM, |wr| wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be())
     }
 
     #[inline]
-    pub(in super::super) fn read(self, far: Far) {
-        self.push(op::IBV_WR_RDMA_READ, |wr| wr.wr.rdma = rdma(far));
+    pub(in super::super) fn read(self, far: Far) -> Told {
+        self.told(op::IBV_WR_RDMA_READ, |wr| wr.wr.rdma = rdma(far))
     }
 
     /// A READ into other ranges than the request names.
     #[inline]
-    pub(in super::super) fn read_into(self, far: Far, local: &'r [Sge]) {
-        Self { local, ..self }.read(far);
+    pub(in super::super) fn read_into(self, far: Far, local: &'r [Sge]) -> Told {
+        self.wr.sg_list = elements_of(local);
+        self.wr.num_sge = local.len() as c_int;
+        self.read(far)
     }
 
     #[inline]
-    pub(in super::super) fn write(self, far: Far) {
-        self.push(op::IBV_WR_RDMA_WRITE, |wr| wr.wr.rdma = rdma(far));
+    pub(in super::super) fn write(self, far: Far) -> Told {
+        self.told(op::IBV_WR_RDMA_WRITE, |wr| wr.wr.rdma = rdma(far))
     }
 
     #[inline]
-    pub(in super::super) fn write_imm(self, far: Far, imm: u32) {
-        self.push(op::IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
+    pub(in super::super) fn write_imm(self, far: Far, imm: u32) -> Told {
+        self.told(op::IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
             wr.wr.rdma = rdma(far);
             wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
-        });
+        })
     }
 
     #[inline]
-    pub(in super::super) fn compare_swap(self, far: Far, expect: u64, swap: u64) {
-        self.push(op::IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic(far, expect, swap));
+    pub(in super::super) fn compare_swap(self, far: Far, expect: u64, swap: u64) -> Told {
+        self.told(op::IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic(far, expect, swap))
     }
 
     #[inline]
-    pub(in super::super) fn fetch_add(self, far: Far, add: u64) {
-        self.push(op::IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic(far, add, 0));
+    pub(in super::super) fn fetch_add(self, far: Far, add: u64) -> Told {
+        self.told(op::IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic(far, add, 0))
     }
 
-    pub(in super::super) fn flush(self, flush: Flush) {
-        let behind = self.lists.wrs.len();
-        self.lists.flushes.push(PostedFlush { behind, wr_id: self.wr_id, flush, is_signaled: self.signaled });
+    #[inline]
+    pub(in super::super) fn flush(self, flush: Flush) -> Told {
+        self.flushes.push(flush);
+        self.wr.opcode = FLUSH;
+        Told { is_mixed: true }
     }
 
     /// Binds a window to these bytes of a region, with its new key.
@@ -185,8 +201,8 @@ impl<'r> Next<'_, 'r> {
         (window, rkey): (&Mw, u32),
         (region, offset, len): (&Mr, u64, u64),
         rights: Rights,
-    ) {
-        self.push(op::IBV_WR_BIND_MW, |wr| {
+    ) -> Told {
+        self.told(op::IBV_WR_BIND_MW, |wr| {
             wr.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
                 mw: window.raw.as_ptr(),
                 rkey,
@@ -197,11 +213,11 @@ impl<'r> Next<'_, 'r> {
                     mw_access_flags: rights.flags().0,
                 },
             };
-        });
+        })
     }
 
-    pub(in super::super) fn invalidate(self, rkey: u32) {
-        self.push(op::IBV_WR_LOCAL_INV, |wr| wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey);
+    pub(in super::super) fn invalidate(self, rkey: u32) -> Told {
+        self.told(op::IBV_WR_LOCAL_INV, |wr| wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey)
     }
 }
 
@@ -213,6 +229,19 @@ fn atomic(far: Far, compare_add: u64, swap: u64) -> ffi::atomic_t {
     ffi::atomic_t { remote_addr: far.offset, compare_add, swap, rkey: far.rkey }
 }
 
+/// Adds elements with the places of these ranges in this process's memory, if all of them have one. Returns whether they have.
+fn copies(copied: &mut Vec<ffi::ibv_sge>, local: &[Sge], regions: &Mrs) -> bool {
+    let before = copied.len();
+    for range in local {
+        let Some(addr) = regions.get(&range.lkey.0).and_then(|region| region.mapped(range)) else {
+            copied.truncate(before);
+            return false;
+        };
+        copied.push(ffi::ibv_sge { addr, length: range.len, lkey: range.lkey.0 });
+    }
+    true
+}
+
 impl Id {
     /// Posts a receive.
     pub(in super::super) fn post_receive(&self, wr_id: u64, local: &[Sge]) -> io::Result<()> {
@@ -221,55 +250,79 @@ impl Id {
         receive_with(wr_id, local, |wr, bad| unsafe { ffi::ibv_post_recv((*self.raw.as_ptr()).qp, wr, bad) })
     }
 
-    /// Posts send work requests, with one doorbell, and one more for each FLUSH among them. The error contains how many were posted. The caller holds
-    /// a lock meanwhile, and the regions of requests that are copied.
+    /// Posts send work requests, with one doorbell, and one more for each FLUSH among them. Those of the user are made of `requests`, one after the
+    /// other; the bytes of those that should be copied are looked for in `regions`. The error contains how many were posted. The caller holds a lock
+    /// meanwhile.
     #[inline(always)]
-    pub(in super::super) fn post_send(&self, batch: Batch<'_, '_>) -> Result<(), (usize, io::Error)> {
-        let Batch { lists, .. } = batch;
-        if lists.copied.is_empty() && lists.flushes.is_empty() {
-            return self.post_run(&mut lists.wrs);
+    pub(in super::super) fn post_send(
+        &self,
+        batch: Batch<'_, '_>,
+        requests: &[SendWr],
+        regions: &Regions,
+    ) -> Result<(), (usize, io::Error)> {
+        let wrs = &mut batch.wrs[..batch.len];
+        if batch.is_mixed {
+            return self.post_mixed(wrs, (batch.flushes, batch.copied), requests, regions);
         }
-        self.post_runs(lists)
+        self.post_run(wrs)
     }
 
-    /// As `post_send`, of requests some of which are copied or are FLUSHes. Apart, so that a post of others stays short.
+    /// As `post_send`, of requests some of which should be copied or are FLUSHes. Apart, so that a post of others stays short.
     #[inline(never)]
-    fn post_runs(&self, lists: &mut Lists) -> Result<(), (usize, io::Error)> {
-        let Lists { wrs, copied, flushes } = lists;
-        let mut elements = copied.as_mut_ptr();
+    fn post_mixed(
+        &self,
+        wrs: &mut [ffi::ibv_send_wr],
+        (flushes, copied): (&mut Vec<Flush>, &mut Vec<ffi::ibv_sge>),
+        requests: &[SendWr],
+        regions: &Regions,
+    ) -> Result<(), (usize, io::Error)> {
+        // They stay registered until the bytes are copied.
+        let regions = regions.read();
+        copied.clear();
+        for (wr, request) in wrs.iter_mut().zip(requests) {
+            if wr.send_flags & INLINE != 0 && !copies(copied, request.local.as_slice(), &regions) {
+                // The RNIC reads the ranges, and refuses the one without a region.
+                wr.send_flags &= !INLINE;
+            }
+        }
+        let mut elements = copied.as_mut_slice();
         for wr in wrs.iter_mut().filter(|wr| wr.send_flags & INLINE != 0) {
-            wr.sg_list = elements;
-            // SAFETY: inside of the list or at its end: the elements of requests that are copied stand one behind the other.
-            elements = unsafe { elements.add(wr.num_sge as usize) };
+            let (own, others) = elements.split_at_mut(wr.num_sge as usize);
+            wr.sg_list = own.as_mut_ptr();
+            elements = others;
         }
         let mut posted = 0;
-        for (before, one) in flushes.iter().enumerate() {
-            self.post_run(&mut wrs[posted..one.behind])
-                .map_err(|(done, error)| (posted + before + done, error))?;
-            posted = one.behind;
+        for flush in flushes.drain(..) {
+            let others = wrs[posted..].iter().take_while(|wr| wr.opcode != FLUSH).count();
+            self.post_run(&mut wrs[posted..posted + others])
+                .map_err(|(done, error)| (posted + done, error))?;
+            posted += others;
+            let wr = &wrs[posted];
             // SAFETY: the identifier is there, and has its queue pair.
             let qp = made(unsafe { (*self.raw.as_ptr()).qp });
             // SAFETY: the queue pair stays; whoever posts a FLUSH has seen in the device's abilities that it can.
-            let post = |qp| unsafe { sys_flush::post(qp, one.wr_id, one.flush, one.is_signaled) };
-            qp.and_then(post).map_err(|error| (posted + before, error))?;
+            let post = |qp| unsafe { sys_flush::post(qp, wr.wr_id, flush, wr.send_flags & SIGNALED != 0) };
+            qp.and_then(post).map_err(|error| (posted, error))?;
+            posted += 1;
         }
-        self.post_run(&mut wrs[posted..]).map_err(|(done, error)| (posted + flushes.len() + done, error))
+        self.post_run(&mut wrs[posted..]).map_err(|(done, error)| (posted + done, error))
     }
 
     /// Posts requests that `ibv_post_send` supports, whose lists of elements are set.
     #[inline(always)]
     fn post_run(&self, wrs: &mut [ffi::ibv_send_wr]) -> Result<(), (usize, io::Error)> {
         assert!(self.made_with.is_some(), "there is a queue pair to post to");
-        let Some(last) = wrs.len().checked_sub(1) else { return Ok(()) };
-        let first = wrs.as_mut_ptr();
-        for index in 0..last {
-            // SAFETY: inside of the list.
-            unsafe { (*first.add(index)).next = first.add(index + 1) };
+        let Some((last, others)) = wrs.split_last_mut() else { return Ok(()) };
+        last.next = null_mut();
+        let mut first: *mut ffi::ibv_send_wr = last;
+        for wr in others.iter_mut().rev() {
+            wr.next = first;
+            first = wr;
         }
         let mut bad = null_mut();
         // SAFETY: the queue pair is there; the list and its elements (of the batch, or borrowed by it) outlive the call, which copies them. What they name is checked by
-        // the RNIC, here and at the target; or, inline, is mapped memory whose region the caller holds (`Batch::copy_last`). That the library's
-        // copy can race with others is as `SharedMemory` allows.
+        // the RNIC, here and at the target; or, inline, is mapped memory whose region `post_mixed` holds. That the library's copy can race with others is
+        // as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
             0 => Ok(()),
             error => Err(refused(first, bad, error)),
