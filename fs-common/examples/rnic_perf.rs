@@ -52,12 +52,13 @@ impl Patience {
     #[inline(always)]
     fn is_over(&mut self) -> bool {
         self.asked += 1;
-        self.asked.is_multiple_of(Self::ASKED_BETWEEN) && Self::has_passed(&mut self.since)
+        self.asked.is_multiple_of(Self::ASKED_BETWEEN)
+            && Self::is_long_ago(*self.since.get_or_insert_with(Instant::now))
     }
 
     #[cold]
-    fn has_passed(since: &mut Option<Instant>) -> bool {
-        since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
+    fn is_long_ago(since: Instant) -> bool {
+        since.elapsed() > PATIENCE
     }
 }
 
@@ -125,12 +126,12 @@ struct Side {
     qp: Arc<dyn QueuePair>,
     out: Vec<Completion>,
     /// Completions that `wait_for` has polled and not returned yet, by kind.
-    came: [u64; 8],
+    came: [u64; CompletionKind::Invalidate as usize + 1],
 }
 
 impl Side {
     fn new(cq: Arc<dyn CompletionQueue>, mr: Arc<dyn MemoryRegion>, qp: Arc<dyn QueuePair>) -> Self {
-        Self { cq, mr, qp, out: Vec::new(), came: [0; 8] }
+        Self { cq, mr, qp, out: Vec::new(), came: Default::default() }
     }
 
     fn words_receive(mr: &Arc<dyn MemoryRegion>) -> RecvWr {
@@ -349,13 +350,15 @@ fn exchanges(side: &mut Side, test: Test, theirs: Remote) -> Result<Vec<u64>, Fa
     };
     let request = side.request(op, at, test.len, true);
     let mut posts = Vec::with_capacity(test.iterations as usize + 1);
+    let qp = side.qp.clone();
+    let qp = &*qp;
     for round in 0..test.exchanges() {
         match test.verb {
             Verb::Write => side.write_mark(test.len, round)?,
             Verb::Send => side.post_receive(test.len)?,
             Verb::Read => {}
         }
-        side.qp.post_send(&request)?;
+        qp.post_send(&request)?;
         posts.push(Instant::now());
         match test.verb {
             Verb::Read => {
