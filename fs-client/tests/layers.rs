@@ -7,7 +7,8 @@ use std::fs;
 use std::path::Path;
 
 /// The modules, the lowest first.
-const ORDER: [&str; 12] = [
+const ORDER: [&str; 13] = [
+    "descriptors",
     "signals",
     "swap",
     "deadline",

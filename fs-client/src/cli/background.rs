@@ -12,6 +12,7 @@
 //!
 //! End of file without `R` or `E` is a crash; the log says more. If we end first, the report fails and it gives up.
 
+use crate::descriptors::keep_from_children;
 use super::process::{ProcessId, RunningProcess};
 use super::run_state;
 use anyhow::{Context, anyhow, bail};
@@ -108,6 +109,7 @@ pub(super) fn run_detached(
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     let log_file = run_state::private(OpenOptions::new().create(true).append(true), log)
         .with_context(|| format!("cannot write the log {}", log.display()))?;
+    keep_from_children();
     let mut child = Command::new(binary)
         .args(arguments)
         .arg(DETACHED_OPTION)

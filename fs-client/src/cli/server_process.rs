@@ -1,5 +1,6 @@
 //! The `cuttlefsd` that `up` starts: its pool, its process, its log.
 
+use crate::descriptors::keep_from_children;
 use super::background::Reporter;
 use super::connect::{Backend, NotThere, Trust};
 use super::process::ProcessId;
@@ -146,6 +147,7 @@ impl ServerProcess {
             bail!("broken off before cuttlefsd was started");
         }
         let log_start = log.metadata().map_or(0, |found| found.len());
+        keep_from_children();
         let mut child = Command::new(programs::server()?)
             .arg("serve")
             .arg("--pool")

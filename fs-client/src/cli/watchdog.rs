@@ -20,6 +20,7 @@
 //! * It is killed: the mount goes on without it. If both are killed at once, `cuttlefs umount -f` ends the connection.
 //! * The file cannot be opened (a container without `fusectl` and without root): a warning says so, and the mount goes on without a watchdog.
 
+use crate::descriptors::keep_from_children;
 use super::connection;
 use crate::fuse::MountTable;
 use crate::signals::{Signals, block};
@@ -62,6 +63,7 @@ fn spawn(mountpoint: &Path) -> anyhow::Result<()> {
     let abort = connection::abort_file(&mounted.device)?.context("its connection has ended")?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let (ends_with_us, ours) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
+    keep_from_children();
     Command::new(program)
         .arg(COMMAND)
         .arg(std::process::id().to_string())

@@ -64,6 +64,7 @@ const TESTS: &[Test] = &[
     ("status_while_the_server_is_away", mounts::status_while_the_server_is_away),
     ("up_and_down", up::up_and_down),
     ("up_in_the_foreground_stops_its_server", up::up_in_the_foreground_stops_its_server),
+    ("what_a_shell_has_open_is_not_kept", up::what_a_shell_has_open_is_not_kept),
     ("up_starts_a_server_that_died_again", up::up_starts_a_server_that_died_again),
     ("a_signal_ends_a_start_and_its_server", up::a_signal_ends_a_start_and_its_server),
     ("down_ends_a_start", up::down_ends_a_start),

@@ -1,9 +1,10 @@
 //! `up` and `down`: a mount with a server of its own.
 
 use crate::backend::{DIES_VARIABLE, SILENT_VARIABLE, STRANGER_VARIABLE};
-use crate::calling::{command, ended_in_time, eventually, fails, succeeds};
-use crate::place::{Place, mount_pid, runs, signal, state_file, state_in};
+use crate::calling::{LIMIT, command, ended_in_time, eventually, fails, succeeds};
+use crate::place::{Place, mount_pid, runs, signal, state_file, state_in, watchdog_of};
 use cuttlefs_client::fuse::MountTable;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::process::Stdio;
 
 pub fn up_and_down() {
@@ -208,4 +209,22 @@ pub fn down_ends_a_start() {
     // Nothing of it is in the way of the next one.
     succeeds(&["up", mnt, "--pool", pool]);
     succeeds(&["down", mnt]);
+}
+
+/// A shell's `9>lock` or `3>&1`: whoever waits for its end must not wait for the end of the mount.
+pub fn what_a_shell_has_open_is_not_kept() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    for start in [["up", mnt, "--pool", pool].as_slice(), &["mount", "tcp://memory:1", mnt]] {
+        // Programs that are started inherit both ends.
+        let (read, write) = rustix::pipe::pipe().expect("a pipe");
+        succeeds(start);
+        assert!(watchdog_of(mount_pid(mnt)).is_some());
+        drop(write);
+        let limit = Timespec::try_from(LIMIT).expect("a time");
+        let mut ends = [PollFd::new(&read, PollFlags::IN)];
+        assert_eq!(poll(&mut ends, Some(&limit)), Ok(1), "{start:?} has left the pipe open");
+        assert_eq!(ends[0].revents(), PollFlags::HUP);
+        succeeds(&[if start[0] == "up" { "down" } else { "umount" }, mnt]);
+    }
 }
