@@ -11,10 +11,13 @@ const FIRST: libc::c_uint = 3;
 /// says so.
 pub(crate) fn keep_from_children() {
     // SAFETY: touches no memory and closes nothing: it sets the flag by which exec(2) closes a descriptor in the new program.
-    let done = unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    let done =
+        unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if done != 0 {
         let error = Error::last_os_error();
-        tracing::warn!("background processes keep the files open that this program was started with: {error}");
+        tracing::warn!(
+            "background processes keep the files open that this program was started with: {error}"
+        );
     }
 }
 

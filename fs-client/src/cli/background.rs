@@ -12,9 +12,9 @@
 //!
 //! End of file without `R` or `E` is a crash; the log says more. If we end first, the report fails and it gives up.
 
-use crate::descriptors::keep_from_children;
 use super::process::{ProcessId, RunningProcess};
 use super::run_state;
+use crate::descriptors::keep_from_children;
 use anyhow::{Context, anyhow, bail};
 use cuttlefs_common::explain::explain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -13,8 +13,10 @@ use super::run_state;
 use crate::file::volume::{Condition, UnsyncedChanges, Volume};
 use anyhow::{Context, bail};
 use cuttlefs_common::{panic_ends, socket_file};
+use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::fs::Metadata;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -251,8 +253,9 @@ impl Answering {
         let mut all = Map::new();
         all.insert("mountpoint".to_owned(), json!(self.mountpoint.to_string_lossy()));
         all.insert("pid".to_owned(), json!(std::process::id()));
-        // There is a log if the mount runs in the background.
-        if let Some(log) = run_state::file(&self.mountpoint, "log").ok().filter(|log| log.exists()) {
+        // A mount in the foreground writes to no log, though there may be one, of a command that started its server again.
+        let is_written = |log: &PathBuf| log.metadata().is_ok_and(|found| is_standard_error(&found));
+        if let Some(log) = run_state::file(&self.mountpoint, "log").ok().filter(is_written) {
             all.insert("log".to_owned(), json!(log.to_string_lossy()));
         }
         if let Ok(Value::Object(condition)) = serde_json::to_value(MountCondition::of(&self.last_sync)) {
@@ -304,4 +307,8 @@ pub(super) fn ask(mountpoint: &Path, what: Ask) -> anyhow::Result<Value> {
 
 fn socket_of(mountpoint: &Path) -> anyhow::Result<PathBuf> {
     run_state::file(mountpoint, "figures")
+}
+/// Whether this process's standard error is this file.
+fn is_standard_error(found: &Metadata) -> bool {
+    fstat(std::io::stderr()).is_ok_and(|own| (own.st_dev, own.st_ino) == (found.dev(), found.ino()))
 }

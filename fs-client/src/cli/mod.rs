@@ -25,6 +25,7 @@ mod figures;
 mod key;
 mod last_sync;
 mod made;
+mod memory_status;
 mod mount;
 mod mount_helper;
 mod mount_options;
@@ -140,7 +141,9 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             cuttlefs_common::tell!("cuttlefs: {}", explain(error.as_ref()));
-            ExitCode::FAILURE
+            error
+                .downcast_ref::<preload::NotStarted>()
+                .map_or(ExitCode::FAILURE, preload::NotStarted::exit_code)
         }
     }
 }

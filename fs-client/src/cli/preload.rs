@@ -53,7 +53,7 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
     let mut plan = Plan { mounts, uid: rustix::process::geteuid().as_raw(), counts: None };
     if !args.report {
         command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
-        return Err(not_started(command.exec(), name));
+        return Err(NotStarted::new(command.exec(), name).into());
     }
     // In the runtime directory, where nobody else can put a file of that name.
     let path = run_state::file(Path::new(&format!("preload {}", std::process::id())), "counts")?;
@@ -70,17 +70,31 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
     let status = command.status();
     // Programs that still run have it mapped; those that start from now on count no more.
     let _ = std::fs::remove_file(&path);
-    let status = status.map_err(|error| not_started(error, name))?;
+    let status = status.map_err(|error| NotStarted::new(error, name))?;
     cuttlefs_common::tell!("{}", report(&counts, plan.mounts.len()));
     Ok(exit_code(status))
 }
 
-/// Why a program did not start.
-pub(super) fn not_started(error: std::io::Error, name: &OsStr) -> anyhow::Error {
-    let text = format!("cannot run {}", name.display());
-    match error.kind() {
-        ErrorKind::NotFound => anyhow::anyhow!("{text}: there is no such program"),
-        _ => anyhow::Error::new(error).context(text),
+/// A program did not start. The command's exit code says so as that of env(1) and of shells does.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot run {}{}", .name.display(), if .why.is_none() { ": there is no such program" } else { "" })]
+pub(super) struct NotStarted {
+    name: OsString,
+    /// `None`: there is none of this name.
+    #[source]
+    why: Option<std::io::Error>,
+}
+
+impl NotStarted {
+    const NO_SUCH_PROGRAM: u8 = 127;
+    const NOT_RUN: u8 = 126;
+
+    pub(super) fn new(error: std::io::Error, name: &OsStr) -> Self {
+        Self { name: name.to_owned(), why: (error.kind() != ErrorKind::NotFound).then_some(error) }
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        if self.why.is_none() { Self::NO_SUCH_PROGRAM } else { Self::NOT_RUN }.into()
     }
 }
 
@@ -160,6 +174,7 @@ fn report(counts: &Counts, mounts: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cuttlefs_common::explain::explain;
 
     #[test]
     fn the_report_names_what_happened() {
@@ -180,6 +195,20 @@ mod tests {
         let code = |status| exit_code(ExitStatus::from_raw(status));
         assert_eq!(format!("{:?}", code(3 << 8)), format!("{:?}", ExitCode::from(3)));
         assert_eq!(format!("{:?}", code(9)), format!("{:?}", ExitCode::from(137)));
+    }
+
+    #[test]
+    fn a_program_that_does_not_start_is_told_by_the_code_too() {
+        let not_started = |path: &str| {
+            NotStarted::new(Command::new(path).spawn().expect_err("it does not start"), OsStr::new(path))
+        };
+        let code = |error: &NotStarted| format!("{:?}", error.exit_code());
+        let missing = not_started("/no/such");
+        assert_eq!(missing.to_string(), "cannot run /no/such: there is no such program");
+        assert_eq!(code(&missing), format!("{:?}", ExitCode::from(127)));
+        let directory = not_started("/");
+        assert_eq!(explain(&directory), "cannot run /: Permission denied (os error 13)");
+        assert_eq!(code(&directory), format!("{:?}", ExitCode::from(126)));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The `cuttlefsd` that `up` starts: its pool, its process, its log.
 
-use crate::descriptors::keep_from_children;
 use super::background::Reporter;
 use super::connect::{Backend, NotThere, Trust};
 use super::process::ProcessId;
 use super::programs;
 use super::run_state;
+use crate::descriptors::keep_from_children;
 use anyhow::{Context, bail};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::{Endpoint, RdmaError};

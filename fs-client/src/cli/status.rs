@@ -5,6 +5,7 @@
 use super::connect::{Backend, Trust};
 use super::figures::{self, Ask};
 use super::key;
+use super::memory_status;
 use super::run_state::{self, RunState};
 use super::summary::{PARTS, summary};
 use crate::fuse::{MountTable, resolve_mountpoint};
@@ -24,6 +25,7 @@ const NAMED_MOUNTS: usize = 8;
 #[command(after_help = "Examples:
   cuttlefs status /mnt
   cuttlefs status tcp://box:7950 --key /etc/cuttlefs/key --json | jq .sessions
+  cuttlefs status --memory tcp://box:7951 --key FILE      of what cuttlefsd memory lends
 
 Shows what a person needs, and under `problems` what is to be looked after. Of a mount it also shows
 whether its server is away and why, what is not synced, and its log. It fails if the server does not
@@ -31,6 +33,9 @@ answer or the mount's process has died. docs/operations.md says which figures to
 pub(super) struct StatusArgs {
     /// A server's endpoint, or a path in a mount of it
     server_or_mount: String,
+    /// The endpoint is a memory node's (cuttlefsd memory), not a server's
+    #[arg(long)]
+    memory: bool,
     /// The key to show over tcp:// and rdma:// [default: the mount's]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
@@ -46,6 +51,9 @@ pub(super) struct StatusArgs {
 }
 
 pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()> {
+    if args.memory {
+        return of_memory(args);
+    }
     let asked = Asked::parse(&args.server_or_mount)?;
     let state = match &asked.mountpoint {
         Some(mountpoint) => RunState::load(mountpoint)?,
@@ -98,6 +106,17 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
     answer.map(|_| ())
 }
 
+/// Prints the figures of a memory node.
+fn of_memory(args: &StatusArgs) -> anyhow::Result<()> {
+    let node = args.server_or_mount.parse()?;
+    let trust = Trust { key: key::chosen([args.key.clone()])?, server_user: args.server_user };
+    let figures = memory_status::ask(&node, &trust)?;
+    if args.json || args.all {
+        return print(&written(&node, &memory_status::json(&figures), args)?);
+    }
+    print(&memory_status::lines(&node, &figures))
+}
+
 /// An error that the status shows already, without its advice.
 fn in_short(error: &anyhow::Error) -> anyhow::Error {
     let text = explain(error.as_ref());
@@ -121,18 +140,24 @@ fn print_status(
     args: &StatusArgs,
 ) -> anyhow::Result<()> {
     let status = Value::Object(status);
-    let text = if args.json {
-        let mut text = serde_json::to_string_pretty(&status).context("cannot print the status")?;
-        text.push('\n');
-        text
-    } else if args.all {
-        let mut text = format!("server: {server}\n");
-        print_value(&mut text, &status, 0);
-        text
-    } else {
-        let hint = format!("every figure: cuttlefs status {of} --all, or --json for programs");
-        format!("server      {server}\n{}{hint}\n", summary(&status))
-    };
+    if args.json || args.all {
+        return print(&written(server, &status, args)?);
+    }
+    let hint = format!("every figure: cuttlefs status {of} --all, or --json for programs");
+    print(&format!("server      {server}\n{}{hint}\n", summary(&status)))
+}
+
+/// Every figure: as JSON, or as lines.
+fn written(server: &Endpoint, status: &Value, args: &StatusArgs) -> anyhow::Result<String> {
+    if args.json {
+        return Ok(serde_json::to_string_pretty(status).context("cannot print the status")? + "\n");
+    }
+    let mut text = format!("server: {server}\n");
+    print_value(&mut text, status, 0);
+    Ok(text)
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
     // Not print!, which panics when a reader such as `head` has had enough.
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot print the status"),

@@ -3,13 +3,14 @@
 //! The swapper is `crate::swap`; this is the command around it: it joins the node (or starts one of its own), starts the program, and reports.
 
 use super::connect::{Trust, device};
-use super::preload::{before_others, exit_code, not_started};
+use super::preload::{NotStarted, before_others, exit_code};
 use super::programs;
 use super::run_state;
 use crate::swap::wire::{PAGE, PLAN_VARIABLE, Plan};
 use crate::swap::{LIMIT_LEAST, Store, Swapper, listen};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use cuttlefs_common::descriptors;
 use cuttlefs_common::odrp::{JoinOptions, MemoryNode, NodeOptions, PAGES_MAX, RemotePages};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint};
@@ -91,7 +92,11 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     }
     let mut command = Command::new(name);
     command.args(arguments).env("LD_PRELOAD", before_others(&library)).env(PLAN_VARIABLE, plan.encode());
-    let mut program = command.spawn().map_err(|error| not_started(error, name))?;
+    let mut program = command.spawn().map_err(|error| NotStarted::new(error, name))?;
+    // The program has its caller's limit. Each of its processes takes two descriptors here.
+    if let Err(error) = descriptors::raise_limit() {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
     let pid = Pid::from_raw(i32::try_from(program.id())?).context("the program has no process id")?;
     let watched = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch the program")?;
     let served = swapper.serve(&listener, &watched);

@@ -20,8 +20,8 @@
 //! * It is killed: the mount goes on without it. If both are killed at once, `cuttlefs umount -f` ends the connection.
 //! * The file cannot be opened (a container without `fusectl` and without root): a warning says so, and the mount goes on without a watchdog.
 
-use crate::descriptors::keep_from_children;
 use super::connection;
+use crate::descriptors::keep_from_children;
 use crate::fuse::MountTable;
 use crate::signals::{Signals, block};
 use anyhow::Context;

@@ -21,22 +21,59 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a process that has connected may take to say hello.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
-/// Processes that wait to be taken in.
+/// Processes that wait for a connection.
 const BACKLOG: i32 = 128;
+/// Connections that have not said hello yet.
+const STRANGERS_MAX: usize = 128;
+
+/// Connections whose process has not said hello yet. Nobody waits for them.
+#[derive(Default)]
+pub(super) struct Strangers(Vec<(OwnedFd, Instant)>);
+
+impl Strangers {
+    /// Their sockets.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.0.iter().map(|(socket, _)| socket)
+    }
+
+    /// Whether there is room for another one.
+    pub(super) fn have_room(&self) -> bool {
+        self.0.len() < STRANGERS_MAX
+    }
+
+    /// Adds the next connection.
+    pub(super) fn accept(&mut self, listener: &UnixListener) -> Result<(), SwapError> {
+        let (socket, _) = listener.accept().map_err(kernel("take a connection"))?;
+        self.0.push((socket.into(), Instant::now()));
+        Ok(())
+    }
+
+    /// Takes those that have said something, in the order of [`Self::sockets`], and forgets those that have been silent for too long.
+    pub(super) fn take(&mut self, have_spoken: &[bool]) -> Vec<OwnedFd> {
+        let mut spoken = have_spoken.iter().copied();
+        let taken =
+            self.0.extract_if(.., |_| spoken.next().unwrap_or(false)).map(|(socket, _)| socket).collect();
+        self.0.retain(|(_, since)| since.elapsed() < HELLO_WAIT);
+        taken
+    }
+}
 
 impl<R: Remote> Swapper<R> {
-    /// Takes in the next process. What is wrong with it is told to it, and ends it alone.
-    pub(super) fn take_in(&mut self, listener: &UnixListener) -> Result<(), SwapError> {
-        let (socket, _) = listener.accept().map_err(kernel("take a connection"))?;
-        // Both fail on no socket that is one.
-        let _ = socket.set_read_timeout(Some(HELLO_WAIT));
-        let socket = OwnedFd::from(socket);
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return Ok(()) };
-        let Some((hello, uffd)) = receive(&socket) else { return Ok(()) };
+    /// Takes in a process that has said something. What is wrong with it is told to it, and ends it alone.
+    pub(super) fn take_in(&mut self, socket: OwnedFd) {
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        let mut bytes = [0; HELLO_LEN + 1];
+        let Ok((len @ 1.., uffd)) = receive_with(&socket, &mut bytes) else { return };
+        let Some(hello) = Hello::parse(&bytes[..len]) else {
+            return refuse(
+                &socket,
+                "the library in it and the command are of different builds; install both of one release",
+            );
+        };
         let pid = peer.pid.as_raw_nonzero().get();
         let own = match (hello, uffd) {
             (Hello::Begun { heap, arena, badge, staging }, Some(uffd)) => {
@@ -54,8 +91,7 @@ impl<R: Remote> Swapper<R> {
                         self.last
                     }
                     Err(error) => {
-                        refuse(&socket, &format!("its memory cannot be registered: {error}"));
-                        return Ok(());
+                        return refuse(&socket, &format!("its memory cannot be registered: {error}"));
                     }
                 }
             }
@@ -65,18 +101,12 @@ impl<R: Remote> Swapper<R> {
                         process.link = Some(Link { socket, pid, staging, thread: None });
                         number
                     }
-                    None => {
-                        refuse(&socket, "no process that has its number waits to be taken in");
-                        return Ok(());
-                    }
+                    None => return refuse(&socket, "no process that has its number waits to be taken in"),
                 }
             }
-            _ => {
-                refuse(&socket, "it says hello in another way; run one release's programs");
-                return Ok(());
-            }
+            _ => return refuse(&socket, "it says hello without what belongs to that"),
         };
-        let Some(process) = self.processes.get(&own) else { return Ok(()) };
+        let Some(process) = self.processes.get(&own) else { return };
         // One that has a userfaultfd keeps it open, so that the kernel does not let go of its memory if this process ends before it.
         let shown = process.uffd.as_fd();
         if let Some(link) = &process.link
@@ -86,7 +116,6 @@ impl<R: Remote> Swapper<R> {
         {
             process.end(&mut self.store);
         }
-        Ok(())
     }
 }
 
@@ -141,16 +170,37 @@ pub fn receive_with(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, O
     Ok((got.bytes, fd))
 }
 
-fn receive(socket: &OwnedFd) -> Option<(Hello, Option<OwnedFd>)> {
-    let mut bytes = [0; HELLO_LEN + 1];
-    let (len, fd) = receive_with(socket, &mut bytes).ok()?;
-    Some((Hello::parse(&bytes[..len])?, fd))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn silent_connections_wait_by_themselves() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("swap");
+        let listener = listen(&path).expect("a socket");
+        let mut strangers = Strangers::default();
+        let _connected: Vec<_> = (0..3)
+            .map(|_| {
+                let socket =
+                    rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+                rustix::net::connect(&socket, &SocketAddrUnix::new(&path).expect("a path"))
+                    .expect("connected");
+                strangers.accept(&listener).expect("accepted");
+                socket
+            })
+            .collect();
+        let before: Vec<_> = strangers.sockets().map(AsRawFd::as_raw_fd).collect();
+        let taken = strangers.take(&[false, true, false]);
+        assert_eq!(taken.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(), [before[1]]);
+        let left: Vec<_> = strangers.sockets().map(AsRawFd::as_raw_fd).collect();
+        assert_eq!(left, [before[0], before[2]], "the others wait on");
+        strangers.0[0].1 -= HELLO_WAIT;
+        assert!(strangers.take(&[false, false]).is_empty());
+        assert_eq!(strangers.sockets().count(), 1, "one was silent for too long");
+    }
 
     #[test]
     fn other_users_cannot_connect() {

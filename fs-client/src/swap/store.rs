@@ -33,7 +33,7 @@ pub struct Slot(u64);
 pub enum StoreError {
     /// There is no room. Nothing has changed here.
     #[error(
-        "the memory node takes no more pages ({0}); give the swap space (--size) or the node more, or the program a larger --limit"
+        "the memory node takes no more pages ({0}); give the swap space or the node more memory (--size), or the program a larger --limit"
     )]
     Full(String),
     /// What is there cannot be had.

@@ -14,6 +14,7 @@
 //! see it, and kill theirs.
 
 use super::figures::Figures;
+use super::hello::Strangers;
 use super::places;
 use super::process::{Process, State};
 use super::remote::Remote;
@@ -77,6 +78,7 @@ pub struct Swapper<R> {
     pub(super) processes: BTreeMap<u64, Process>,
     pub(super) last: u64,
     pub(super) figures: Figures,
+    strangers: Strangers,
     most_resident: usize,
     most_left: usize,
 }
@@ -91,6 +93,7 @@ impl<R: Remote> Swapper<R> {
             processes: BTreeMap::new(),
             last: 0,
             figures: Figures::default(),
+            strangers: Strangers::default(),
             most_resident: limit - most_left - TAKE_MAX,
             most_left,
         }
@@ -125,14 +128,17 @@ impl<R: Remote> Swapper<R> {
     ) -> Result<(), SwapError> {
         let mut ready: Vec<(u64, bool, bool)> = Vec::new();
         let has_waiting = self.processes.values().any(|process| !process.waiting.is_empty());
-        let is_new;
+        let (is_new, have_spoken): (bool, Vec<bool>);
         {
-            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            let has_room = self.strangers.have_room();
+            let mut fds =
+                vec![PollFd::new(listener, if has_room { PollFlags::IN } else { PollFlags::empty() })];
             // One that has ended would be ready for ever.
             fds.push(PollFd::from_borrowed_fd(
                 program,
                 if *is_over { PollFlags::empty() } else { PollFlags::IN },
             ));
+            fds.extend(self.strangers.sockets().map(|socket| PollFd::new(socket, PollFlags::IN)));
             for process in self.processes.values() {
                 fds.push(PollFd::new(&process.uffd, PollFlags::IN));
                 fds.extend(process.link.iter().map(|link| PollFd::new(&link.socket, PollFlags::IN)));
@@ -146,6 +152,7 @@ impl<R: Remote> Swapper<R> {
             let mut next = || results.next().unwrap_or(false);
             is_new = next();
             *is_over |= next();
+            have_spoken = self.strangers.sockets().map(|_| next()).collect();
             for (id, process) in &self.processes {
                 ready.push((*id, next(), process.link.is_some() && next()));
             }
@@ -171,8 +178,11 @@ impl<R: Remote> Swapper<R> {
                 process.end(&mut self.store);
             }
         }
+        for socket in self.strangers.take(&have_spoken) {
+            self.take_in(socket);
+        }
         if is_new {
-            self.take_in(listener)?;
+            self.strangers.accept(listener)?;
         }
         Ok(self.store.tidy()?)
     }

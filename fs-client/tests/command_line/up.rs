@@ -1,7 +1,7 @@
 //! `up` and `down`: a mount with a server of its own.
 
 use crate::backend::{DIES_VARIABLE, SILENT_VARIABLE, STRANGER_VARIABLE};
-use crate::calling::{LIMIT, command, ended_in_time, eventually, fails, succeeds};
+use crate::calling::{LIMIT, command, ended_in_time, eventually, fails, output, succeeds};
 use crate::place::{Place, mount_pid, runs, signal, state_file, state_in, watchdog_of};
 use cuttlefs_client::fuse::MountTable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -62,6 +62,11 @@ pub fn up_in_the_foreground_stops_its_server() {
     let mut child = command(&["up", mnt, "--pool", pool, "--foreground"]).spawn().expect("spawn");
     place.wait_for_mount();
     let server = place.server_pid();
+    // As a command leaves it that has started the server again.
+    std::fs::write(state_file(mnt).with_extension("log"), "").expect("a file");
+    let status = output(&["status", mnt, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    assert!(json["mount"]["pid"].is_number() && json["mount"]["log"].is_null(), "{json}");
     signal(child.id() as i32, rustix::process::Signal::INT);
     assert!(child.wait().expect("wait").success());
     assert!(!place.is_mounted() && !runs(server));

@@ -3,6 +3,7 @@
 //! A message is its version and a postcard encoding. The client asks, the node answers each question once.
 
 use super::chains::Kind;
+use super::figures::NodeFigures;
 use serde::{Deserialize, Serialize};
 
 /// The version of the messages and of the chains' own messages.
@@ -39,6 +40,8 @@ pub enum Question {
         /// The kind.
         kind: Kind,
     },
+    /// What the node says of itself. Whoever has not joined may ask that, too.
+    Figures,
 }
 
 /// The node's answer.
@@ -73,6 +76,8 @@ pub enum Answer {
         /// The reason, and what to do.
         reason: String,
     },
+    /// What the node says of itself.
+    Figures(NodeFigures),
 }
 
 /// What stopped a client's chain.
@@ -140,6 +145,23 @@ mod tests {
         assert_eq!(encode(&answer), Ok(vec![VERSION, 0, 5, 6, 10]));
         assert_eq!(encode(&Answer::Broke { why: Why::Empty }), Ok(vec![VERSION, 4, 1]));
         assert_eq!(encode(&Question::Mapped { first: 8 }), Ok(vec![VERSION, 3, 8]));
+        assert_eq!(encode(&Question::Figures), Ok(vec![VERSION, 5]));
+        let figures = NodeFigures {
+            clients: 1,
+            clients_max: 64,
+            pages: 3,
+            free: 4,
+            mapped: 5,
+            budget: 6,
+            chains: [7, 8, 9, 10],
+            entries: 300,
+            control_messages: 12,
+            faults: 13,
+            set_right: 14,
+            gone: 15,
+        };
+        let golden = [VERSION, 6, 1, 64, 3, 4, 5, 6, 7, 8, 9, 10, 0xac, 2, 12, 13, 14, 15];
+        assert_eq!(encode(&Answer::Figures(figures)), Ok(golden.to_vec()));
     }
 
     #[test]
@@ -165,6 +187,7 @@ mod tests {
             Just(Question::Beat),
             any::<u64>().prop_map(|first| Question::Mapped { first }),
             kind().prop_map(|kind| Question::Why { kind }),
+            Just(Question::Figures),
         ]
     }
 
@@ -179,7 +202,39 @@ mod tests {
             bits.prop_map(|bits| Answer::Mapped { bits }),
             why.prop_map(|why| Answer::Broke { why }),
             ".{0,200}".prop_map(|reason| Answer::Refused { reason }),
+            any::<([u64; 11], [u64; 4])>()
+                .prop_map(|(words, chains)| Answer::Figures(figures(words, chains))),
         ]
+    }
+
+    fn figures(words: [u64; 11], chains: [u64; 4]) -> NodeFigures {
+        let [
+            clients,
+            clients_max,
+            pages,
+            free,
+            mapped,
+            budget,
+            entries,
+            control_messages,
+            faults,
+            set_right,
+            gone,
+        ] = words;
+        NodeFigures {
+            clients,
+            clients_max,
+            pages,
+            free,
+            mapped,
+            budget,
+            chains,
+            entries,
+            control_messages,
+            faults,
+            set_right,
+            gone,
+        }
     }
 
     /// A message survives the wire, and neither a part of it nor more than it is one.

@@ -1,6 +1,7 @@
 //! The control connection: joins, asks, and beats once a second from a thread of its own.
 
 use super::super::chains::Kind;
+use super::super::figures::NodeFigures;
 use super::super::wire::{Answer, MAPPED_PER_ANSWER, MESSAGE_MAX, Question, Why, encode, parse};
 use super::bits::Bits;
 use super::{LOOK, PATIENCE, RemoteError};
@@ -113,6 +114,20 @@ pub(super) struct Control {
 
 fn unexpected(answer: &Answer) -> RemoteError {
     RemoteError::Refused(format!("it answered {answer:?} to another question; run the same release on both"))
+}
+
+/// Asks a node what it says of itself, without joining.
+///
+/// # Errors
+/// `RemoteError`, with advice.
+pub fn node_figures(device: &Arc<dyn Device>, endpoint: &Endpoint) -> Result<NodeFigures, RemoteError> {
+    let asking = Asking::connect(&device.alloc_pd()?, device.create_cq(16)?, endpoint, 4)?;
+    let answer = asking.alone(&Question::Figures);
+    asking.qp.close();
+    match answer? {
+        Answer::Figures(figures) => Ok(figures),
+        other => Err(unexpected(&other)),
+    }
 }
 
 impl Control {

@@ -24,6 +24,7 @@ use crate::rdma::{
 use bits::Bits;
 use channel::{Channel, SLOTS};
 use control::Control;
+pub use control::node_figures;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,12 +66,10 @@ pub enum RemoteError {
     #[error("{SLOTS} operations of this kind are outstanding; finish one first")]
     Full,
     /// The client has as many pages as it may have.
-    #[error(
-        "the budget of {0} pages at the memory node is used up; invalidate pages, or give the node a larger --budget"
-    )]
+    #[error("the client's budget of {0} pages at the node is used up: its --budget, or all its memory")]
     Budget(u64),
     /// The node has no free page.
-    #[error("the memory node has no free page; invalidate pages, or give it more memory")]
+    #[error("the node has no free page")]
     Empty,
     /// The node stopped the chain.
     #[error("the memory node stopped the operation: {0}")]

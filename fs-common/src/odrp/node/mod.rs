@@ -13,6 +13,7 @@ mod connections;
 mod service;
 
 use super::chains::Kind;
+use super::figures::NodeFigures;
 use super::pages::Pages;
 use crate::rdma::chain::Gate;
 use crate::rdma::{
@@ -65,31 +66,6 @@ impl NodeOptions {
         let is_user = |user| matches!(peer, PeerIdentity::Local(local) if local.uid == user);
         self.only_user.is_none_or(is_user)
     }
-}
-
-/// Figures of a node. Read them at any time; what the RNIC counts is in `chains`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeFigures {
-    /// Clients that have joined and are there.
-    pub clients: usize,
-    /// Pages of the node.
-    pub pages: u64,
-    /// Pages that no client has.
-    pub free: u64,
-    /// Pages that clients have mapped.
-    pub mapped: u64,
-    /// Chains that the RNIC has executed, by kind.
-    pub chains: [u64; 4],
-    /// Entries that the RNIC has executed.
-    pub entries: u64,
-    /// Control messages that the service thread has answered.
-    pub control_messages: u64,
-    /// Chains that faulted.
-    pub faults: u64,
-    /// How often the queue was set right.
-    pub set_right: u64,
-    /// Clients whose lease ran out, or whose connection broke.
-    pub gone: u64,
 }
 
 /// Errors of starting a node.
@@ -211,7 +187,7 @@ impl MemoryNode {
 
     /// Its figures.
     pub fn figures(&self) -> NodeFigures {
-        self.shared.figures()
+        self.shared.figures(&self.shared.state.lock())
     }
 }
 
@@ -227,10 +203,11 @@ impl Drop for MemoryNode {
 }
 
 impl Shared {
-    fn figures(&self) -> NodeFigures {
-        let state = self.state.lock();
+    fn figures(&self, state: &State) -> NodeFigures {
         let mut figures = NodeFigures {
-            clients: state.clients.len(),
+            clients: state.clients.len() as u64,
+            clients_max: CLIENTS_MAX as u64,
+            budget: self.options.budget,
             pages: self.pages.count(),
             free: self.pages.free_count(),
             chains: state.past,

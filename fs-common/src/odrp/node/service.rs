@@ -80,6 +80,7 @@ impl Shared {
         question: Question,
     ) -> Result<Answer, String> {
         match (role, question) {
+            (Role::New, Question::Figures) => Ok(Answer::Figures(self.figures(state))),
             (Role::New, Question::Join { pages }) => {
                 if state.clients.len() >= CLIENTS_MAX {
                     return Err(format!(
@@ -114,6 +115,7 @@ impl Shared {
                 client.heard();
                 match question {
                     Question::Beat => Ok(Answer::Heard),
+                    Question::Figures => Ok(Answer::Figures(self.figures(state))),
                     Question::Mapped { first } => {
                         let pages = client.table.pages;
                         let end = first.saturating_add(MAPPED_PER_ANSWER).min(pages);

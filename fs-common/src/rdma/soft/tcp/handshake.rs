@@ -28,7 +28,7 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 4;
 /// The refusal of an unencrypted client where keys are needed.
-const KEY_NEEDED: &str = "the server asks for a key: give --key FILE (or -o key=FILE); \
+const KEY_NEEDED: &str = "the server asks for a key: give --key FILE (a mount also takes -o key=FILE); \
      the file is a copy of one of the server's keys";
 /// The refusal of a client that proves a key where none is taken.
 const NO_KEY_TAKEN: &str = "the server takes no keys (it runs with --insecure); mount without a key if everybody on the way is trusted";

@@ -32,8 +32,8 @@ const RECORD_LEN: usize = 16 * 1024;
 pub(in crate::rdma::soft::tcp) enum TlsError {
     /// The server has no key of this name.
     #[error(
-        "the server does not know this key (any more); mount with one that it has, or have it take this one, too: \
-         cuttlefsd serve --key FILE"
+        "the server does not know this key (any more); give one that it has, or have it take this one, too: \
+         cuttlefsd's --key FILE"
     )]
     UnknownKey,
     /// The server could not prove that it has the key.
