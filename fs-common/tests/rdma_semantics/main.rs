@@ -48,7 +48,7 @@ use flush::{
 };
 use pair::{Half, Pair, bad, endpoint, join, join_as, next_of, ok, options, send};
 use queues::{
-    a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue,
+    a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue, a_poll_has_its_room,
     a_queue_takes_its_depth_whatever_the_provider_does_beside, close_flushes_and_the_peer_notices,
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
     short_and_long_requests_of_one_doorbell_keep_their_order, two_threads_post_to_one_queue_pair,
@@ -364,6 +364,7 @@ suite!(
     what_is_no_dma_buf_is_refused,
     message_too_long,
     messages_wait_for_receives,
+    a_poll_has_its_room,
     a_queue_takes_its_depth_whatever_the_provider_does_beside,
     a_hundred_on_one_queue,
     two_threads_post_to_one_queue_pair,

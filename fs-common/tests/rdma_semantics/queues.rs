@@ -13,6 +13,36 @@ pub(super) fn message_too_long(link: LinkKind) {
     assert_eq!(pair.server.bytes(0, 8), [0; 8]);
 }
 
+/// Whoever polls gets at most as many completions as there is room for, in order, and the rest with the next polls.
+pub(super) fn a_poll_has_its_room(link: LinkKind) {
+    const REQUESTS: u64 = 40;
+    let pair = Pair::with(link, 64, Access::ALL, |_, _| [vec![], vec![]]);
+    let (client, server) = (&pair.client, &pair.server);
+    let write = SendOp::Write(server.place(0));
+    for room in [1, 2, 15, 16, 17, 64] {
+        // Every third one is not to complete.
+        let requests: Vec<_> = (0..REQUESTS)
+            .map(|number| SendWr { signaled: number % 3 != 1, ..send(number, write, client.put(0, b"byte")) })
+            .collect();
+        pair.c().post_send(&requests).expect("post");
+        let expected: Vec<_> = requests.iter().filter(|one| one.signaled).map(|one| one.wr_id).collect();
+        let (mut found, deadline) = (Vec::new(), Instant::now() + PATIENCE);
+        while found.len() < expected.len() {
+            let before = found.len();
+            let count = client.cq.poll(&mut found, room);
+            assert_eq!(found.len(), before + count);
+            assert!(count <= room, "{count} came where there was room for {room}");
+            if count == 0 {
+                assert!(Instant::now() < deadline, "{} of {} came", found.len(), expected.len());
+                client.cq.wait(Duration::from_secs(1));
+            }
+        }
+        let numbers: Vec<_> = found.iter().map(|completion| completion.wr_id).collect();
+        assert_eq!(numbers, expected, "with room for {room}");
+        client.nothing();
+    }
+}
+
 /// Where a link has a socket, short requests of one doorbell go out together, and so do short answers to what came together. Beside long ones they keep
 /// their order, and so do their completions.
 pub(super) fn short_and_long_requests_of_one_doorbell_keep_their_order(link: LinkKind) {

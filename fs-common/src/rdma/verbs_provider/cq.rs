@@ -267,7 +267,7 @@ impl VerbsCq {
         out.len() - before
     }
 
-    /// As `take`, and if there may be more, up to `max`.
+    /// As `take`, of as many as there were or there was room for; and if there may be more, up to `max`.
     #[inline(never)]
     fn take_many(
         &self,
@@ -278,9 +278,10 @@ impl VerbsCq {
     ) -> usize {
         let count = self.take(completions, out, &mut polled.last);
         // Fewer than fit: there were no more.
-        if completions.len() < sys::POLLED {
+        if completions.len() < max.min(sys::POLLED) {
             return count;
         }
+        // Who has got all that he wants still wakes others for the rest.
         count + self.give(polled, out, max - count)
     }
 
@@ -354,15 +355,16 @@ impl CompletionQueue for VerbsCq {
 
     fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
         let mut polled = self.polled.lock();
-        // What is more than the user has room for has to wait, so with little room all goes that way. Who has little polls for single completions, seldom.
-        if !polled.waiting.is_empty() || max < sys::POLLED {
+        // No more is taken than the user has room for: that would have to wait.
+        let most = max.min(sys::POLLED);
+        if !polled.waiting.is_empty() || most == 0 {
             return self.give(polled, out, max);
         }
         let mut room = sys::WC_ROOM;
-        match self.raw.poll(&mut room) {
+        match self.raw.poll(&mut room[..most]) {
             // Most polls find nothing, and of the others most find one: these paths have no loops.
             [] => 0,
-            [one] => self.take(slice::from_ref(one), out, &mut polled.last),
+            [one] if most > 1 => self.take(slice::from_ref(one), out, &mut polled.last),
             many => self.take_many(polled, many, out, max),
         }
     }

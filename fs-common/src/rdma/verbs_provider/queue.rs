@@ -16,7 +16,7 @@ use super::cq::{Promise, VerbsCq};
 use super::regions::Regions;
 use super::requests::{Requests, Sending, Sends, Tells};
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Batch, Far, Lists, Mw, Next, Pd, Told};
+use super::sys::{self, Batch, Far, Lists, Mw, Next, Pd};
 use super::sys_flush::Flush;
 use super::under_way::UnderWay;
 use super::window::VerbsWindow;
@@ -173,8 +173,7 @@ impl VerbsQp {
         }
         let number = sends.under_way.next();
         let mut batch = Batch::of(&mut sends.lists, 1);
-        let look = batch.next(number, &[], true).write(Far { rkey: 0, offset: 0 });
-        batch.add(look);
+        batch.next(number, &[], true).write(Far { rkey: 0, offset: 0 });
         if self.id.post_send(batch, &[], &self.regions).is_ok() {
             sends.probe = Some(number);
             sends.silent = 0;
@@ -182,25 +181,26 @@ impl VerbsQp {
         }
     }
 
-    /// Tells the RNIC's request, which is `next`, what this one asks for.
+    /// Makes the RNIC's request, which is `next`, of this one.
     ///
     /// # Errors
     /// The status of a request that is refused here, because the RNIC would not take it, or would report its failure only later.
     #[inline(always)]
-    fn tell<'r>(&'r self, request: &'r SendWr, next: Next<'_, 'r>) -> Result<Told, WcStatus> {
+    fn prepare<'r>(&'r self, request: &'r SendWr, next: Next<'_, 'r>) -> Result<(), WcStatus> {
         if request.local.len() > MAX_TRANSFER_BYTES.into() {
             return Err(WcStatus::LocalLength);
         }
         match request.op {
             // Most requests are READs.
-            SendOp::Read(Remote::Memory { rkey, offset }) => Ok(next.read(Far { rkey: rkey.0, offset })),
-            _ => self.tell_other(request, next),
+            SendOp::Read(Remote::Memory { rkey, offset }) => next.read(Far { rkey: rkey.0, offset }),
+            _ => return self.prepare_other(request, next),
         }
+        Ok(())
     }
 
-    /// As `tell`, of other requests. Apart, so that a post of a READ stays short.
+    /// As `prepare`, of other requests. Apart, so that a post of a READ stays short.
     #[inline(never)]
-    fn tell_other<'r>(&'r self, request: &'r SendWr, next: Next<'_, 'r>) -> Result<Told, WcStatus> {
+    fn prepare_other<'r>(&'r self, request: &'r SendWr, next: Next<'_, 'r>) -> Result<(), WcStatus> {
         let len = request.local.len();
         let far = |remote: Remote| match remote {
             Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
@@ -213,13 +213,14 @@ impl VerbsQp {
             far => Ok(far),
         };
         let is_short = || (1..=self.capacities.max_inline.into()).contains(&len);
-        Ok(match request.op {
+        match request.op {
             SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES.into() => {
                 return Err(WcStatus::LocalLength);
             }
             SendOp::Send => next.copied_if(is_short()).send(),
             SendOp::SendImm(imm) => next.copied_if(is_short()).send_imm(imm),
-            SendOp::Read(remote) => next.read(far(remote)?),
+            // Those of memory are done.
+            SendOp::Read(_) => return Err(WcStatus::RemoteInvalid),
             SendOp::Write(remote) => next.copied_if(is_short()).write(far(remote)?),
             SendOp::WriteImm(remote, imm) => next.copied_if(is_short()).write_imm(far(remote)?, imm),
             SendOp::CompareSwap { remote, expect, swap } => next.compare_swap(atomic(remote)?, expect, swap),
@@ -240,7 +241,8 @@ impl VerbsQp {
                     _ => return Err(WcStatus::RemoteInvalid),
                 }
             }
-        })
+        }
+        Ok(())
     }
 
     /// The status of a request that is refused here.
@@ -250,7 +252,7 @@ impl VerbsQp {
         let mut lists = Lists::default();
         let mut batch = Batch::of(&mut lists, 1);
         let next = batch.next(0, request.local.as_slice(), false);
-        self.tell(request, next).err()
+        self.prepare(request, next).err()
     }
 
     /// The regions of its protection domain.
@@ -263,7 +265,7 @@ impl VerbsQp {
         &self,
         wr_id: WrId,
         kind: CompletionKind,
-        tell: impl FnOnce(Next<'_, '_>) -> Told,
+        prepare: impl FnOnce(Next<'_, '_>),
     ) -> Result<(), PostError> {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
@@ -274,8 +276,7 @@ impl VerbsQp {
         }
         let number = sends.under_way.next();
         let mut batch = Batch::of(&mut sends.lists, 1);
-        let told = tell(batch.next(number, &[], true));
-        batch.add(told);
+        prepare(batch.next(number, &[], true));
         if let Err((_, error)) = self.id.post_send(batch, &[], &self.regions) {
             drop(sends);
             return Err(self.broken_by(&error));
@@ -301,11 +302,11 @@ impl VerbsQp {
                 break;
             }
             let is_asked = request.signaled || *silent + 1 >= self.capacities.send_depth.div_ceil(2);
-            // Of no meaning if it is refused: that breaks the queue pair.
-            *silent = if is_asked { 0 } else { *silent + 1 };
             let next = batch.next(first + batch.len() as u64, request.local.as_slice(), is_asked);
-            let Ok(told) = self.tell(request, next) else { break };
-            batch.add(told);
+            if self.prepare(request, next).is_err() {
+                break;
+            }
+            *silent = if is_asked { 0 } else { *silent + 1 };
         }
         let count = batch.len();
         if count == 0 {
@@ -329,6 +330,7 @@ impl VerbsQp {
         }
     }
 
+    /// As `post_some`. Apart, so that a post of one request stays short.
     #[inline(never)]
     fn post_many(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         self.post_some(requests)

@@ -159,11 +159,13 @@ impl Requests {
 
     #[inline(never)]
     fn complete_receive(&self, wc: &Wc, status: WcStatus, taken: &mut impl Taken) {
-        let imm = wc.imm();
-        let has_imm = imm.is_some() || wc.is_write_imm();
-        let kind = if has_imm { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
-        let received =
-            |wr_id| Completion { imm, ..completed(self.number, wr_id, kind, status, wc.byte_len()) };
+        let (imm, has_imm, len) = match status {
+            WcStatus::Success => (wc.imm(), wc.is_write_imm(), wc.byte_len()),
+            // What else a failed completion has is of no meaning.
+            _ => (None, false, 0),
+        };
+        let kind = if imm.is_some() || has_imm { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
+        let received = |wr_id| Completion { imm, ..completed(self.number, wr_id, kind, status, len) };
         if let Some(shared) = &self.shared {
             if let Some(shared) = shared.upgrade() {
                 shared.complete(wc.wr_id(), received, taken);

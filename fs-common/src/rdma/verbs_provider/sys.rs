@@ -26,7 +26,7 @@ pub(super) use ffi::ibv_wc_status as status;
 pub(super) use id::{Capacities, Id, RETRIES, ReadDepth};
 pub(super) use mr::{Mr, Mrs, Rights};
 pub(super) use mw::Mw;
-pub(super) use posted::{Batch, Far, Lists, Next, Told};
+pub(super) use posted::{Batch, Far, Lists, Next};
 use rdma_sys as ffi;
 pub(super) use srq::Srq;
 use std::ffi::{CStr, c_int};

@@ -29,12 +29,13 @@ impl Wc {
         self.0.qp_num
     }
 
+    /// Of one that did not fail.
     #[inline]
     pub(in super::super) fn byte_len(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// The immediate, if it consumed a receive and the peer sent one.
+    /// The immediate, if it consumed a receive and the peer sent one. Of one that did not fail.
     #[inline]
     pub(in super::super) fn imm(&self) -> Option<u32> {
         let has_imm = self.0.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
@@ -42,6 +43,7 @@ impl Wc {
         has_imm.then(|| u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data }))
     }
 
+    /// Of one that did not fail.
     #[inline]
     pub(in super::super) fn is_write_imm(&self) -> bool {
         self.0.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM
@@ -63,9 +65,7 @@ unsafe impl Sync for Cq {}
 pub(in super::super) const POLLED: usize = 16;
 
 /// Room for [`POLLED`] completions.
-pub(in super::super) type WcRoom = [MaybeUninit<Wc>; POLLED];
-
-pub(in super::super) const WC_ROOM: WcRoom = [const { MaybeUninit::uninit() }; POLLED];
+pub(in super::super) const WC_ROOM: [MaybeUninit<Wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
 
 impl Cq {
     pub(in super::super) fn new(context: Context, depth: u32) -> io::Result<Self> {
@@ -102,7 +102,8 @@ impl Cq {
             return &[];
         }
         let taken = &room[..count as usize];
-        // SAFETY: the library has filled in as many as it says.
+        // SAFETY: the library has filled in as many as it says. Of a failed one it need not set more than number, status and queue pair (ibv_poll_cq(3)),
+        // and nobody looks at more of it.
         unsafe { slice::from_raw_parts(taken.as_ptr().cast::<Wc>(), taken.len()) }
     }
 

@@ -36,8 +36,8 @@ pub(in super::super) struct Far {
 /// The lists of a post, whose memory the next post uses again. What they point to is of use during that post only.
 #[derive(Default)]
 pub(in super::super) struct Lists {
-    /// Places of requests, of which a post uses the first. A request sets what `ibv_post_send` reads of its operation, and the immediate, which has to
-    /// be 0 where there is none; anything else is left of those before.
+    /// Places of requests, of which a post uses the first. A request sets what its operation needs, and the immediate, which has to be 0 where there is
+    /// none. Anything else is left of those before: some libraries copy it, and no RNIC looks at it.
     wrs: Vec<ffi::ibv_send_wr>,
     /// The FLUSHes of a post, which `ibv_post_send` does not know. Their places among the requests have the operation [`FLUSH`].
     flushes: Vec<Flush>,
@@ -82,7 +82,7 @@ impl<'b, 'r> Batch<'b, 'r> {
         self.len
     }
 
-    /// A request behind the others, which is one of them when its operation is told and it was added.
+    /// A request behind the others, which is one of them as soon as it has its operation.
     #[inline(always)]
     pub(in super::super) fn next(&mut self, wr_id: u64, local: &'r [Sge], signaled: bool) -> Next<'_, 'r> {
         let wr = &mut self.wrs[self.len];
@@ -92,14 +92,8 @@ impl<'b, 'r> Batch<'b, 'r> {
         wr.send_flags = if signaled { SIGNALED } else { 0 };
         // librxe refuses to bind a window otherwise (rdma-core 44, `validate_send_wr`).
         wr.imm_data_invalidated_rkey_union.imm_data = 0;
-        Next { wr, flushes: self.flushes, _ranges: PhantomData }
-    }
-
-    /// Takes the request that `next` gave, now that its operation is told.
-    #[inline(always)]
-    pub(in super::super) fn add(&mut self, told: Told) {
-        self.len += 1;
-        self.is_mixed |= told.is_mixed;
+        let (len, is_mixed) = (&mut self.len, &mut self.is_mixed);
+        Next { wr, len, is_mixed, flushes: self.flushes, _ranges: PhantomData }
     }
 }
 
@@ -111,26 +105,25 @@ impl Lists {
     }
 }
 
-/// A request of a batch whose operation is not told yet. It is built where it stays: each operation is one step from the poster's request to the RNIC's.
+/// A request that has no operation yet, and is none of its batch before it has. It is built where it stays: each operation is one step from the poster's
+/// request to the RNIC's.
 pub(in super::super) struct Next<'b, 'r> {
     wr: &'b mut ffi::ibv_send_wr,
+    /// Of the batch.
+    len: &'b mut usize,
+    is_mixed: &'b mut bool,
     flushes: &'b mut Vec<Flush>,
-    _ranges: PhantomData<&'r [Sge]>,
-}
-
-/// A request whose operation is told.
-#[must_use = "it is posted if it is added to its batch"]
-pub(in super::super) struct Told {
-    /// As of its batch.
-    is_mixed: bool,
+    /// Of just this lifetime: other ranges that it is given live as long as the batch's.
+    _ranges: PhantomData<&'b mut &'r [Sge]>,
 }
 
 impl<'r> Next<'_, 'r> {
     #[inline(always)]
-    fn told(self, opcode: ffi::ibv_wr_opcode::Type, set: impl FnOnce(&mut ffi::ibv_send_wr)) -> Told {
+    fn add(self, opcode: ffi::ibv_wr_opcode::Type, set: impl FnOnce(&mut ffi::ibv_send_wr)) {
         self.wr.opcode = opcode;
         set(self.wr);
-        Told { is_mixed: self.wr.send_flags & INLINE != 0 }
+        *self.is_mixed |= self.wr.send_flags & INLINE != 0;
+        *self.len += 1;
     }
 
     /// Has the post copy the bytes of this request of the user, a SEND or WRITE, if they `are_few` and all of its local ranges are in known regions.
@@ -143,56 +136,56 @@ impl<'r> Next<'_, 'r> {
     }
 
     #[inline]
-    pub(in super::super) fn send(self) -> Told {
-        self.told(op::IBV_WR_SEND, |_| {})
+    pub(in super::super) fn send(self) {
+        self.add(op::IBV_WR_SEND, |_| {});
     }
 
     #[inline]
-    pub(in super::super) fn send_imm(self, imm: u32) -> Told {
-        self.told(op::IBV_WR_SEND_WITH_IMM, |wr| wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be())
+    pub(in super::super) fn send_imm(self, imm: u32) {
+        self.add(op::IBV_WR_SEND_WITH_IMM, |wr| wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be());
     }
 
     #[inline]
-    pub(in super::super) fn read(self, far: Far) -> Told {
-        self.told(op::IBV_WR_RDMA_READ, |wr| wr.wr.rdma = rdma(far))
+    pub(in super::super) fn read(self, far: Far) {
+        self.add(op::IBV_WR_RDMA_READ, |wr| wr.wr.rdma = rdma(far));
     }
 
     /// A READ into other ranges than the request names.
     #[inline]
-    pub(in super::super) fn read_into(self, far: Far, local: &'r [Sge]) -> Told {
+    pub(in super::super) fn read_into(self, far: Far, local: &'r [Sge]) {
         self.wr.sg_list = elements_of(local);
         self.wr.num_sge = local.len() as c_int;
         self.read(far)
     }
 
     #[inline]
-    pub(in super::super) fn write(self, far: Far) -> Told {
-        self.told(op::IBV_WR_RDMA_WRITE, |wr| wr.wr.rdma = rdma(far))
+    pub(in super::super) fn write(self, far: Far) {
+        self.add(op::IBV_WR_RDMA_WRITE, |wr| wr.wr.rdma = rdma(far));
     }
 
     #[inline]
-    pub(in super::super) fn write_imm(self, far: Far, imm: u32) -> Told {
-        self.told(op::IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
+    pub(in super::super) fn write_imm(self, far: Far, imm: u32) {
+        self.add(op::IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
             wr.wr.rdma = rdma(far);
             wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
         })
     }
 
     #[inline]
-    pub(in super::super) fn compare_swap(self, far: Far, expect: u64, swap: u64) -> Told {
-        self.told(op::IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic(far, expect, swap))
+    pub(in super::super) fn compare_swap(self, far: Far, expect: u64, swap: u64) {
+        self.add(op::IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic(far, expect, swap));
     }
 
     #[inline]
-    pub(in super::super) fn fetch_add(self, far: Far, add: u64) -> Told {
-        self.told(op::IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic(far, add, 0))
+    pub(in super::super) fn fetch_add(self, far: Far, add: u64) {
+        self.add(op::IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic(far, add, 0));
     }
 
     #[inline]
-    pub(in super::super) fn flush(self, flush: Flush) -> Told {
+    pub(in super::super) fn flush(self, flush: Flush) {
         self.flushes.push(flush);
-        self.wr.opcode = FLUSH;
-        Told { is_mixed: true }
+        *self.is_mixed = true;
+        self.add(FLUSH, |_| {});
     }
 
     /// Binds a window to these bytes of a region, with its new key.
@@ -201,8 +194,8 @@ impl<'r> Next<'_, 'r> {
         (window, rkey): (&Mw, u32),
         (region, offset, len): (&Mr, u64, u64),
         rights: Rights,
-    ) -> Told {
-        self.told(op::IBV_WR_BIND_MW, |wr| {
+    ) {
+        self.add(op::IBV_WR_BIND_MW, |wr| {
             wr.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
                 mw: window.raw.as_ptr(),
                 rkey,
@@ -216,8 +209,8 @@ impl<'r> Next<'_, 'r> {
         })
     }
 
-    pub(in super::super) fn invalidate(self, rkey: u32) -> Told {
-        self.told(op::IBV_WR_LOCAL_INV, |wr| wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey)
+    pub(in super::super) fn invalidate(self, rkey: u32) {
+        self.add(op::IBV_WR_LOCAL_INV, |wr| wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey);
     }
 }
 
@@ -230,7 +223,7 @@ fn atomic(far: Far, compare_add: u64, swap: u64) -> ffi::atomic_t {
 }
 
 /// Adds elements with the places of these ranges in this process's memory, if all of them have one. Returns whether they have.
-fn copies(copied: &mut Vec<ffi::ibv_sge>, local: &[Sge], regions: &Mrs) -> bool {
+fn add_copies(copied: &mut Vec<ffi::ibv_sge>, local: &[Sge], regions: &Mrs) -> bool {
     let before = copied.len();
     for range in local {
         let Some(addr) = regions.get(&range.lkey.0).and_then(|region| region.mapped(range)) else {
@@ -280,7 +273,7 @@ impl Id {
         let regions = regions.read();
         copied.clear();
         for (wr, request) in wrs.iter_mut().zip(requests) {
-            if wr.send_flags & INLINE != 0 && !copies(copied, request.local.as_slice(), &regions) {
+            if wr.send_flags & INLINE != 0 && !add_copies(copied, request.local.as_slice(), &regions) {
                 // The RNIC reads the ranges, and refuses the one without a region.
                 wr.send_flags &= !INLINE;
             }
@@ -320,9 +313,9 @@ impl Id {
             first = wr;
         }
         let mut bad = null_mut();
-        // SAFETY: the queue pair is there; the list and its elements (of the batch, or borrowed by it) outlive the call, which copies them. What they name is checked by
-        // the RNIC, here and at the target; or, inline, is mapped memory whose region `post_mixed` holds. That the library's copy can race with others is
-        // as `SharedMemory` allows.
+        // SAFETY: the queue pair is there; the list and its elements (of the batch, or borrowed by it) outlive the call, which copies them. What they name
+        // is checked by the RNIC, here and at the target; or, inline, is mapped memory whose region `post_mixed` holds. That the library's copy can race
+        // with others is as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
             0 => Ok(()),
             error => Err(refused(first, bad, error)),
