@@ -29,8 +29,8 @@ pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
 /// Resolves and checks a mount point. First unmounts a cuttlefs mount there whose process has died.
 pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
     let missing = || format!("there is no {}; make it with: mkdir -p {}", path.display(), path.display());
+    let table = MountTable::read().context("cannot read /proc/self/mountinfo; is /proc mounted?")?;
     let mountpoint = resolve_mountpoint(path).with_context(missing)?;
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let mounted = table.at(&mountpoint).filter(|entry| entry.mountpoint != Path::new("/"));
     if let Some(entry) = mounted {
         if entry.is_cuttlefs() {

@@ -21,7 +21,9 @@ pub enum PoolError {
         source: io::Error,
     },
     /// There is no pool in this directory.
-    #[error("there is no pool in {0}; make one with `cuttlefsd format --pool {0} --size 8G`")]
+    #[error(
+        "there is no pool in {0}; name the directory of one, or make one with `cuttlefsd format --pool {0} --size 8G`"
+    )]
     NoPool(PathBuf),
     /// `format` was interrupted.
     #[error("the pool in {0} was not formatted to the end; run the same `cuttlefsd format` again")]
