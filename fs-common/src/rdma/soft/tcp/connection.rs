@@ -12,13 +12,14 @@
 
 //! # The parts
 //! `input`: from the socket to packets; `target`: the peer's requests; `initiator`: this side's requests and their replies; `output`: packets that
-//! wait for the socket; `held`: FLUSHes, and replies behind them; `chain`: messages of an armed queue pair. This file has the life of a connection.
+//! wait for the socket; `scratch`: the memory for a packet; `held`: FLUSHes, and replies behind them; `chain`: messages of an armed queue pair. This file has the life of a connection.
 
 mod chain;
 mod held;
 mod initiator;
 mod input;
 mod output;
+mod scratch;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,7 @@ mod tests;
 use super::channel::Channel;
 use super::engine::Engine;
 use super::ledger::{Account, Due, Progress};
-use super::packet::{PACKET_HEADER_LEN, PacketError};
+use super::packet::PacketError;
 use crate::breach::Breach;
 use crate::fair::Payer;
 use crate::ids::QpNumber;
@@ -42,32 +43,17 @@ use rustix::event::epoll::EventFlags;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown};
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Larger buffers are freed when they are empty again.
+/// Larger buffers are freed when they are empty again, or (`scratch`) some time later.
 const KEEP_LEN: usize = 128 * 1024;
 /// Reads of one socket in one turn.
 const READS_PER_TURN: usize = 16;
 
 /// The target that serves file reads; shared with the device, which may get the target later.
 pub(in crate::rdma::soft) type FileTargetCell = Arc<RwLock<Option<Arc<dyn FileTarget>>>>;
-
-thread_local! {
-    /// The buffer in which this thread builds packets.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Makes room in `packet` for a header and `payload_len` bytes, none of which have a meaning yet.
-fn prepare(packet: &mut Vec<u8>, payload_len: usize) {
-    let len = PACKET_HEADER_LEN + payload_len;
-    if packet.capacity() > KEEP_LEN && len <= KEEP_LEN {
-        *packet = Vec::with_capacity(KEEP_LEN);
-    }
-    packet.resize(len, 0);
-}
 
 /// Why a connection ends.
 enum End {

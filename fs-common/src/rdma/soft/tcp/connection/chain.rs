@@ -3,8 +3,9 @@
 //! A message that the queue cannot take yet is parked, as one without a posted receive is. What the chain WRITEs to the peer goes behind all output so far.
 
 use super::input::Receiving;
+use super::scratch::with_packet;
 use super::target::Parked;
-use super::{End, SCRATCH, TcpQp, prepare};
+use super::{End, TcpQp};
 use crate::breach::Breach;
 use crate::rdma::chain::{Chain, ChainPeer, Fault, FaultKind, PeerGone};
 use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, PacketKind};
@@ -30,8 +31,7 @@ impl ChainPeer for Peer<'_> {
         len: usize,
         fill: &dyn Fn(&mut [u8]),
     ) -> Result<(), PeerGone> {
-        let put = SCRATCH.with_borrow_mut(|packet| {
-            prepare(packet, len);
+        let put = with_packet(len, |packet| {
             fill(&mut packet[PACKET_HEADER_LEN..]);
             let mut sending = self.qp.send.lock();
             sending.sequence += 1;

@@ -1,7 +1,8 @@
 //! Requests of this side: from the send queue to a packet, and from a reply to a completion.
 
 use super::output::{OUTPUT_SOFT_BYTES, Sending};
-use super::{End, SCRATCH, TcpQp, prepare};
+use super::scratch::with_packet;
+use super::{End, TcpQp};
 use crate::breach::Breach;
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, writes_local};
 use crate::rdma::soft::region::Local;
@@ -146,8 +147,7 @@ impl TcpQp {
         };
         header.payload_len = payload_len as u32;
         sending.sequence += 1;
-        SCRATCH.with_borrow_mut(|packet| {
-            prepare(packet, payload_len);
+        with_packet(payload_len, |packet| {
             if payload_len > 0 {
                 held.read(&mut packet[PACKET_HEADER_LEN..]);
             }

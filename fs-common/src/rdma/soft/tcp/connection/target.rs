@@ -4,7 +4,8 @@
 
 use super::held::Flush;
 use super::input::Receiving;
-use super::{End, SCRATCH, TcpQp, prepare};
+use super::scratch::with_packet;
+use super::{End, TcpQp};
 use crate::breach::Breach;
 use crate::ids::FileKey;
 use crate::rdma::soft::queue::PostedReceive;
@@ -140,8 +141,7 @@ impl TcpQp {
         owner: RegionOwner,
     ) -> Result<(), End> {
         let (filekey, offset, wanted) = (FileKey(header.key), header.offset, header.wanted as usize);
-        let read = SCRATCH.with_borrow_mut(|packet| {
-            prepare(packet, wanted);
+        let read = with_packet(wanted, |packet| {
             let read = target.read_file(owner, filekey, offset, &mut packet[PACKET_HEADER_LEN..]);
             let read = read.map_err(End::Refused)?;
             if let FileRead::Done(len) = read {
@@ -262,11 +262,11 @@ impl TcpQp {
 
     /// Executes the request that faulted, replies, and lets the engine go on with the input. On a fault thread.
     pub(in crate::rdma::soft::tcp) fn finish_fault(&self, fault: &Fault) {
-        let result = SCRATCH.with_borrow_mut(|packet| {
+        let room = if let FaultAccess::Read(wanted) = &fault.access { *wanted } else { 0 };
+        let result = with_packet(room, |packet| {
             let Fault { sequence, ref target, owner, filekey, offset, ref access, .. } = *fault;
             let header = |kind| PacketHeader::new(kind, sequence);
             let with_value = |kind, first| Some((PacketHeader { first, ..header(kind) }, 0));
-            prepare(packet, if let FaultAccess::Read(wanted) = access { *wanted } else { 0 });
             let done = match access {
                 FaultAccess::Read(_) => {
                     let out = &mut packet[PACKET_HEADER_LEN..];
@@ -319,8 +319,7 @@ impl TcpQp {
         room: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, WcStatus>,
     ) -> Result<(), End> {
-        SCRATCH.with_borrow_mut(|packet| {
-            prepare(packet, room);
+        with_packet(room, |packet| {
             let len = fill(&mut packet[PACKET_HEADER_LEN..]).map_err(End::Refused)?;
             seal(packet, header, len);
             self.put_reply(&mut self.send.lock(), packet)
