@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares the numbers of perftest and of this library, in a virtual machine with soft-RoCE: READ, WRITE and SEND of 64 B, 4 KiB and 1 MiB, bandwidth
-# and latency, in turn. Prints medians of the rounds, their spread, and ratios. A round takes some four minutes on an idle machine.
+# and latency, in turn. Prints medians of the rounds, their spread, and ratios. A round takes some three minutes on an idle machine.
 # usage: perftest.sh [ROUNDS]          five rounds by default; CUTTLEFS_PROFILE=dev uses a build that is quick to make
 # Exit status 3: this machine can run no virtual machine, or the libraries or perftest are missing.
 source "$(dirname "$0")/../env.sh"
