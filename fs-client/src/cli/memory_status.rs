@@ -24,7 +24,7 @@ pub(super) fn lines(node: &Endpoint, figures: &NodeFigures) -> String {
          memory      {} to lend, {} free\n\
          clients     {} of {} at most have {}; each may have {}\n\
          operations  {loads} loads, {} stores ({unmapped} of new pages), {invalidates} pages given back\n\
-         ended       {} clients were silent or cut off; {} operations were stopped\n",
+         ended       {} clients have left, or were silent or cut off; {} operations were stopped\n",
         size(figures.pages),
         size(figures.free),
         figures.clients,
@@ -87,7 +87,7 @@ mod tests {
                  memory      4M to lend, {} free\n\
                  clients     1 of 64 at most have 4K; each may have 2M\n\
                  operations  1 loads, 2 stores (1 of new pages), 0 pages given back\n\
-                 ended       0 clients were silent or cut off; 0 operations were stopped\n",
+                 ended       0 clients have left, or were silent or cut off; 0 operations were stopped\n",
                 ByteSize(figures.free * PAGE_SIZE_U64)
             )
         );

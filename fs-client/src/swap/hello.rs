@@ -40,14 +40,12 @@ impl Strangers {
         self.0.iter().map(|(socket, _)| socket)
     }
 
-    /// Whether there is room for another one.
-    pub(super) fn have_room(&self) -> bool {
-        self.0.len() < STRANGERS_MAX
-    }
-
-    /// Adds the next connection.
+    /// Adds the next connection. If there are too many the oldest is forgotten: a process says hello at once.
     pub(super) fn accept(&mut self, listener: &UnixListener) -> Result<(), SwapError> {
         let (socket, _) = listener.accept().map_err(kernel("take a connection"))?;
+        if self.0.len() == STRANGERS_MAX {
+            self.0.remove(0);
+        }
         self.0.push((socket.into(), Instant::now()));
         Ok(())
     }
@@ -197,6 +195,18 @@ mod tests {
         assert_eq!(taken.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(), [before[1]]);
         let left: Vec<_> = strangers.sockets().map(AsRawFd::as_raw_fd).collect();
         assert_eq!(left, [before[0], before[2]], "the others wait on");
+        let youngest = strangers.0[1].0.as_raw_fd();
+        for number in 0..STRANGERS_MAX {
+            assert_eq!(strangers.sockets().count(), (2 + number).min(STRANGERS_MAX));
+            let socket =
+                rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+            rustix::net::connect(&socket, &SocketAddrUnix::new(&path).expect("a path")).expect("connected");
+            strangers.accept(&listener).expect("accepted");
+            if number == STRANGERS_MAX - 2 {
+                assert_eq!(strangers.0[0].0.as_raw_fd(), youngest, "the oldest is forgotten");
+            }
+        }
+        strangers.0.truncate(2);
         strangers.0[0].1 -= HELLO_WAIT;
         assert!(strangers.take(&[false, false]).is_empty());
         assert_eq!(strangers.sockets().count(), 1, "one was silent for too long");

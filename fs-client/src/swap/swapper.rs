@@ -130,9 +130,7 @@ impl<R: Remote> Swapper<R> {
         let has_waiting = self.processes.values().any(|process| !process.waiting.is_empty());
         let (is_new, have_spoken): (bool, Vec<bool>);
         {
-            let has_room = self.strangers.have_room();
-            let mut fds =
-                vec![PollFd::new(listener, if has_room { PollFlags::IN } else { PollFlags::empty() })];
+            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
             // One that has ended would be ready for ever.
             fds.push(PollFd::from_borrowed_fd(
                 program,

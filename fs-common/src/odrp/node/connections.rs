@@ -16,8 +16,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most connections: five of each of `CLIENTS_MAX` clients.
-pub(super) const CONNECTIONS_MAX: usize = 5 * super::CLIENTS_MAX;
+/// The most connections: five of each of `CLIENTS_MAX` clients, and some of who only asks for figures.
+pub(super) const CONNECTIONS_MAX: usize = 5 * super::CLIENTS_MAX + 8;
 /// Receives and sends of a connection: one question at a time, and the completion of a fault.
 pub(super) const RECEIVE_DEPTH: u32 = 4;
 /// An answer, and the one before it whose completion was not polled yet.
