@@ -308,6 +308,7 @@ pub(super) fn ask(mountpoint: &Path, what: Ask) -> anyhow::Result<Value> {
 fn socket_of(mountpoint: &Path) -> anyhow::Result<PathBuf> {
     run_state::file(mountpoint, "figures")
 }
+
 /// Whether this process's standard error is this file.
 fn is_standard_error(found: &Metadata) -> bool {
     fstat(std::io::stderr()).is_ok_and(|own| (own.st_dev, own.st_ino) == (found.dev(), found.ino()))

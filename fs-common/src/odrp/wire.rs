@@ -208,32 +208,19 @@ mod tests {
     }
 
     fn figures(words: [u64; 11], chains: [u64; 4]) -> NodeFigures {
-        let [
-            clients,
-            clients_max,
-            pages,
-            free,
-            mapped,
-            budget,
-            entries,
-            control_messages,
-            faults,
-            set_right,
-            gone,
-        ] = words;
         NodeFigures {
-            clients,
-            clients_max,
-            pages,
-            free,
-            mapped,
-            budget,
+            clients: words[0],
+            clients_max: words[1],
+            pages: words[2],
+            free: words[3],
+            mapped: words[4],
+            budget: words[5],
+            entries: words[6],
+            control_messages: words[7],
+            faults: words[8],
+            set_right: words[9],
+            gone: words[10],
             chains,
-            entries,
-            control_messages,
-            faults,
-            set_right,
-            gone,
         }
     }
 

@@ -4,7 +4,7 @@
 //! The RNIC's completion names a queue pair and a sequence number. The queue pair's own list says what the user posted (`queue`), because for a
 //! failed request the RNIC tells only its number. Completions wait in a list of this queue between the RNIC and the poller: arming must look into the
 //! RNIC once more, and completions that it finds belong to the next poll. A waiting completion keeps its place in its queue pair, so the list is no
-//! longer than the depths of all queues that complete into it. What a poll with room for a whole look finds at the RNIC goes to the poller at once.
+//! longer than the depths of all queues that complete into it. What a poll itself finds at the RNIC goes to the poller at once.
 //!
 //! An RNIC breaks a completion queue that overflows, and with it every queue pair that uses it. So the RNIC's queue is as deep as all these queue
 //! pairs together ([`VerbsCq::promise`]), and grows with them.
