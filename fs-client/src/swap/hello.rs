@@ -46,8 +46,13 @@ impl Strangers {
         if self.0.len() == STRANGERS_MAX {
             self.0.remove(0);
         }
-        self.0.push((socket.into(), Instant::now()));
+        self.add(socket.into());
         Ok(())
+    }
+
+    /// Adds a connection, or one that was taken and cannot be taken in yet.
+    pub(super) fn add(&mut self, socket: OwnedFd) {
+        self.0.push((socket, Instant::now()));
     }
 
     /// Takes those that have said something, in the order of [`Self::sockets`], and forgets those that have been silent for too long.

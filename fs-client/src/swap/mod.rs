@@ -4,13 +4,15 @@
 //! # The parts
 //! `wire` what this process and the library in the programs (`fs-client/swapped`) tell each other; `sys` userfaultfd(2) and another process's memory;
 //! `remote` where its pages lie; `store` the swap space there; `process` what is known of a process's pages; `places` which pages give their place there up for
-//! others; `swapper` serves faults and has pages leave; `hello` takes new processes in; `figures` the report.
+//! others; `swapper` serves faults and has pages leave; `messages` what the kernel tells; `hello` takes new processes in; `spares` keeps descriptors for them; `figures` the report.
 
 mod figures;
 mod hello;
+mod messages;
 mod places;
 mod process;
 mod remote;
+mod spares;
 mod store;
 mod swapper;
 pub mod sys;

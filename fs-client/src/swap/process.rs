@@ -16,7 +16,7 @@
 
 use super::remote::Remote;
 use super::store::{Bytes, Slot, Store};
-use super::sys::Uffd;
+use super::sys::{Message, Uffd};
 use super::wire::PAGE;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -74,6 +74,8 @@ pub(super) struct Process {
     badge: u64,
     /// Pages that threads wait for.
     pub(super) waiting: VecDeque<u64>,
+    /// `Some`: a fork of its waits for a descriptor (`spares`). What the kernel told behind the fork, and told first.
+    pub(super) behind_fork: Option<Vec<Message>>,
     pages: BTreeMap<u64, Page>,
     changes: u64,
     resident: VecDeque<(u64, u64)>,
@@ -93,6 +95,7 @@ impl Process {
             link,
             badge,
             waiting: VecDeque::new(),
+            behind_fork: None,
             pages: BTreeMap::new(),
             changes: 0,
             resident: VecDeque::new(),
@@ -106,6 +109,11 @@ impl Process {
 
     pub(super) fn get(&self, page: u64) -> Option<&State> {
         self.pages.get(&page).map(|page| &page.state)
+    }
+
+    /// Whether a fork of its waits for a descriptor. Until then the kernel refuses to bring pages.
+    pub(super) fn waits_in_fork(&self) -> bool {
+        self.behind_fork.is_some()
     }
 
     /// Pages that the program has.

@@ -18,8 +18,9 @@ use super::hello::Strangers;
 use super::places;
 use super::process::{Process, State};
 use super::remote::Remote;
+use super::spares::{RETRY, Spares};
 use super::store::{Bytes, Store, StoreError};
-use super::sys::{Message, Uffd, peek};
+use super::sys::peek;
 use super::wire::{PAGE, TAKE_MAX, Taken};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -50,6 +51,16 @@ pub enum SwapError {
         "page {0:#x} of the program is neither there nor here: something took it away past the kernel's messages"
     )]
     Lost(u64),
+    /// Processes that were forked or begin have waited for descriptors for too long.
+    #[error(
+        "as many files are open as may be, and none was closed for {} s, so new processes of the program cannot be taken in: each takes two descriptors of \
+         `cuttlefs swap`. Raise the hard limit (now {limit}: ulimit -Hn, LimitNOFILE=), or have fewer processes at once",
+        super::spares::PATIENCE.as_secs()
+    )]
+    Descriptors {
+        /// How many there may be.
+        limit: u64,
+    },
     /// The kernel refuses.
     #[error("the kernel refuses to {what}: {source}")]
     Kernel {
@@ -79,6 +90,7 @@ pub struct Swapper<R> {
     pub(super) last: u64,
     pub(super) figures: Figures,
     strangers: Strangers,
+    pub(super) spares: Spares,
     most_resident: usize,
     most_left: usize,
 }
@@ -94,6 +106,7 @@ impl<R: Remote> Swapper<R> {
             last: 0,
             figures: Figures::default(),
             strangers: Strangers::default(),
+            spares: Spares::default(),
             most_resident: limit - most_left - TAKE_MAX,
             most_left,
         }
@@ -127,21 +140,31 @@ impl<R: Remote> Swapper<R> {
         is_over: &mut bool,
     ) -> Result<(), SwapError> {
         let mut ready: Vec<(u64, bool, bool)> = Vec::new();
-        let has_waiting = self.processes.values().any(|process| !process.waiting.is_empty());
+        let has_waiting =
+            self.processes.values().any(|process| !process.waiting.is_empty() && !process.waits_in_fork());
+        // What waits for descriptors is ready all the time.
+        let if_tried = if self.spares.may_try() { PollFlags::IN } else { PollFlags::empty() };
+        let unclaimed = self.processes.values().filter(|process| process.link.is_none()).count();
+        self.spares.expect(unclaimed + self.strangers.sockets().count(), listener);
         let (is_new, have_spoken): (bool, Vec<bool>);
         {
-            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(listener, if_tried)];
             // One that has ended would be ready for ever.
             fds.push(PollFd::from_borrowed_fd(
                 program,
                 if *is_over { PollFlags::empty() } else { PollFlags::IN },
             ));
-            fds.extend(self.strangers.sockets().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            fds.extend(self.strangers.sockets().map(|socket| PollFd::new(socket, if_tried)));
             for process in self.processes.values() {
-                fds.push(PollFd::new(&process.uffd, PollFlags::IN));
+                let wanted = if process.waits_in_fork() { if_tried } else { PollFlags::IN };
+                fds.push(PollFd::new(&process.uffd, wanted));
                 fds.extend(process.link.iter().map(|link| PollFd::new(&link.socket, PollFlags::IN)));
             }
-            let patience = if has_waiting { Timespec { tv_sec: 0, tv_nsec: 0 } } else { TICK };
+            let patience = match has_waiting {
+                true => Timespec { tv_sec: 0, tv_nsec: 0 },
+                false if self.spares.is_short() => RETRY,
+                false => TICK,
+            };
             match poll(&mut fds, Some(&patience)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(kernel("wait")(error.into())),
@@ -177,54 +200,31 @@ impl<R: Remote> Swapper<R> {
             }
         }
         for socket in self.strangers.take(&have_spoken) {
-            self.take_in(socket);
+            // A userfaultfd may come with what it says. One that the kernel has no number for would be lost.
+            if self.spares.make_free(&socket) {
+                self.take_in(socket);
+                self.spares.came();
+            } else {
+                self.strangers.add(socket);
+                self.spares.refused()?;
+            }
         }
-        if is_new {
+        // A spare is left for each that is in already.
+        if is_new && self.spares.make_free_but(self.strangers.sockets().count(), listener) {
             self.strangers.accept(listener)?;
+            self.spares.came();
+        } else if is_new {
+            self.spares.refused()?;
         }
         Ok(self.store.tidy()?)
     }
 
-    /// Looks at a process's messages; of what its own thread was asked for, if a `Take` is out. Returns how many there were.
-    fn messages(&mut self, id: u64, asked: Option<(u32, &[u64])>) -> Result<usize, SwapError> {
-        let Some(process) = self.processes.get(&id) else { return Ok(0) };
-        let messages = process.uffd.read().map_err(kernel("read a userfaultfd"))?;
-        let count = messages.len();
-        for message in messages {
-            let Some(process) = self.processes.get_mut(&id) else { break };
-            match message {
-                Message::Fault { page, .. } if process.show(page, id) => {}
-                Message::Fault { page, thread } => match asked {
-                    // The process's own thread: a page was given up under its hands. It gets a new one, and takes that.
-                    Some((own, pages)) if own == thread => process.help(page, pages),
-                    _ => process.waiting.push_back(page),
-                },
-                Message::Fork(uffd) => self.forked(id, uffd),
-                Message::Remap { from, to, len } => process.remap(from, to, len, &mut self.store),
-                Message::Remove(from, to) | Message::Unmap(from, to) => {
-                    process.give_up(from, to, &mut self.store);
-                }
-                Message::Other => {}
-            }
-        }
-        Ok(count)
-    }
-
-    fn forked(&mut self, id: u64, uffd: Uffd) {
-        let Some(child) = self.processes.get(&id).map(|parent| parent.fork(uffd, &mut self.store)) else {
-            return;
-        };
-        self.figures.processes += 1;
-        self.figures.forks += 1;
-        self.last += 1;
-        self.processes.insert(self.last, child);
-    }
-
     /// Brings the pages that threads of a process wait for.
     fn faults(&mut self, id: u64) -> Result<Life, SwapError> {
-        while let Some(page) = self.processes.get_mut(&id).and_then(|process| process.waiting.pop_front()) {
+        while let Some(process) = self.processes.get_mut(&id).filter(|process| !process.waits_in_fork())
+            && let Some(page) = process.waiting.pop_front()
+        {
             let began = Instant::now();
-            self.figures.faults += 1;
             let life = self.bring(id, page)?;
             self.figures.waited += began.elapsed();
             if life == Life::Gone {
@@ -279,6 +279,11 @@ impl<R: Remote> Swapper<R> {
                     if self.messages(id, None)? == 0 {
                         std::thread::yield_now();
                     }
+                    // It refuses until the fork is read.
+                    if let Some(process) = self.processes.get_mut(&id).filter(|one| one.waits_in_fork()) {
+                        process.waiting.push_front(page);
+                        return Ok(Life::There);
+                    }
                 }
                 // Another thread waited for it, too; or it was there at a fork, and is here besides.
                 Err(error) if is(&error, Errno::EXIST) => {
@@ -296,6 +301,7 @@ impl<R: Remote> Swapper<R> {
         let Some(process) = self.processes.get(&id) else { return Ok(Life::Gone) };
         let here = (process.resident() + process.left() + TAKE_MAX) as u64;
         self.figures.most = self.figures.most.max(here);
+        self.figures.faults += 1;
         Ok(if process.uffd.wake(page).is_ok() { Life::There } else { Life::Gone })
     }
 
@@ -374,9 +380,13 @@ impl<R: Remote> Swapper<R> {
         loop {
             let Some(process) = self.processes.get(&id) else { return Ok(None) };
             let Some(link) = &process.link else { return Ok(None) };
-            let mut fds =
-                [PollFd::new(&link.socket, PollFlags::IN), PollFd::new(&process.uffd, PollFlags::IN)];
-            match poll(&mut fds, None) {
+            let waits_in_fork = process.waits_in_fork();
+            let (wanted, patience) = match waits_in_fork {
+                true => (PollFlags::empty(), Some(&RETRY)),
+                false => (PollFlags::IN, None),
+            };
+            let mut fds = [PollFd::new(&link.socket, PollFlags::IN), PollFd::new(&process.uffd, wanted)];
+            match poll(&mut fds, patience) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(kernel("wait")(error.into())),
             }
@@ -393,7 +403,7 @@ impl<R: Remote> Swapper<R> {
                 self.messages(id, Some((thread, pages)))?;
                 return Ok(answer);
             }
-            if has_messages {
+            if has_messages || waits_in_fork {
                 self.messages(id, Some((thread, pages)))?;
             }
         }

@@ -18,8 +18,6 @@ const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_MOVE: u64 = 1 << 16;
 const MODE_MISSING: u64 = 1;
 const COPY_DONT_WAKE: u64 = 1;
-/// Messages that one read(2) takes.
-const AT_ONCE: usize = 16;
 const MESSAGE_LEN: usize = 32;
 /// An address that no process maps, and that the kernel takes for one.
 const NOWHERE: u64 = 0x10000;
@@ -175,18 +173,19 @@ impl Uffd {
         self.ioctl(IOCTL_MOVE, &mut [to, from, PAGE as u64, 0, 0])
     }
 
-    /// Messages that are there; empty if there are none.
+    /// The next message, if there is one: first those of threads that wait for pages, then others in their order.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn read(&self) -> io::Result<Vec<Message>> {
-        let mut bytes = [0u8; AT_ONCE * MESSAGE_LEN];
-        let len = match rustix::io::read(&self.0, &mut bytes) {
-            Ok(len) => len,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        Ok(bytes[..len].as_chunks::<MESSAGE_LEN>().0.iter().map(message).collect())
+    /// The kernel's. `EMFILE`, `ENFILE`: the message is a fork's, and there is no descriptor for the child's userfaultfd. It stays with the kernel, where it
+    /// comes behind those that are there by then.
+    pub fn read(&self) -> io::Result<Option<Message>> {
+        let mut bytes = [0u8; MESSAGE_LEN];
+        match rustix::io::read(&self.0, &mut bytes) {
+            // The kernel gives whole messages.
+            Ok(_) => Ok(Some(message(&bytes))),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
