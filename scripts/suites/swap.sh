@@ -75,6 +75,14 @@ others_turned_away() {
 check "another user does not get into a command's own node" others_turned_away
 check "a shell, pipes and its exit code" bash -c "
     [[ \$('$CUTTLEFS_BIN/cuttlefs' swap --limit 1M sh -c 'seq 1000 | tail -n 1; exit 7'; echo \$?) == \$'1000\n7' ]]"
+# The command raises its own limit; the program has its caller's.
+few_files() (
+    ulimit -Sn 40
+    [[ $(swap --size 4M sh -c 'ulimit -Sn') == 40 ]] || exit 1
+    ulimit -n 40
+    ! swap --size 4M true 2>"$WORK/few.log" && grep -q 'ulimit -Hn' "$WORK/few.log"
+)
+check "a caller that may open few files" few_files
 # A command that is killed can remove nothing; the next one does.
 # shellcheck disable=SC2016
 readonly TELL_AND_KILL='echo "${CUTTLEFS_SWAP##* }"; kill -KILL $PPID; sleep 60'

@@ -16,7 +16,7 @@ use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint};
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::socket_file;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open, setrlimit};
 use signal_hook::consts::{SIGINT, SIGQUIT};
 use signal_hook::flag;
 use std::ffi::OsString;
@@ -27,6 +27,9 @@ use std::sync::Arc;
 
 /// Addresses for mmap(2) in each process, for each byte that it may have here and at the node: they are free, and large mappings want them in a row.
 const ARENA_FACTOR: u64 = 4;
+
+/// Descriptors that the command needs with a node of its own: both ends of each connection are here, and the node leaves a quarter of so few to others.
+const DESCRIPTORS_LEAST: u64 = 64;
 
 /// Arguments of `swap`.
 #[derive(Args)]
@@ -73,6 +76,14 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
         ByteSize(PAGES_MAX * PAGE as u64)
     );
     let Some((name, arguments)) = args.program.split_first() else { bail!("name the program to run") };
+    // Each of the program's processes takes two descriptors here, and a node of its own takes some.
+    let callers_limit = getrlimit(Resource::Nofile);
+    let descriptors = descriptors::raise_limit().context("cannot raise the limit of open files")?;
+    ensure!(
+        args.memory.is_some() || descriptors >= DESCRIPTORS_LEAST,
+        "{descriptors} open files are too few for a memory node in this process; raise the hard limit to {DESCRIPTORS_LEAST} or more (ulimit -Hn, \
+         LimitNOFILE=), or give --memory"
+    );
     let Sockets { listener, socket, own } = Sockets::open(args.memory.is_none().then_some(pages))?;
     let remote = match (&own, &args.memory) {
         (Some(own), _) => join(&own.device, &own.endpoint, pages),
@@ -92,9 +103,12 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     }
     let mut command = Command::new(name);
     command.args(arguments).env("LD_PRELOAD", before_others(&library)).env(PLAN_VARIABLE, plan.encode());
-    let mut program = command.spawn().map_err(|error| NotStarted::new(error, name))?;
-    // The program has its caller's limit. Each of its processes takes two descriptors here.
-    if let Err(error) = descriptors::raise_limit() {
+    // The program has its caller's limit. This process has it for that moment, in which it opens nothing.
+    setrlimit(Resource::Nofile, callers_limit).context("cannot lower the limit of open files")?;
+    let program = command.spawn();
+    let raised = descriptors::raise_limit();
+    let mut program = program.map_err(|error| NotStarted::new(error, name))?;
+    if let Err(error) = raised {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
     let pid = Pid::from_raw(i32::try_from(program.id())?).context("the program has no process id")?;
