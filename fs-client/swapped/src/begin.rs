@@ -2,14 +2,10 @@
 
 use crate::arena::{ARENA, Arena, Pages};
 use crate::fork;
-use crate::servant::{self, Held};
-use cuttlefs_client::swap::sys::{Purpose, Uffd};
-use cuttlefs_client::swap::wire::{ANSWER_MAX, Hello, PAGE, PLAN_VARIABLE, Plan, TAKE_MAX, WELCOME};
-use cuttlefs_client::swap::{receive_with, send_with};
+use crate::servant::{self, Start};
+use cuttlefs_client::swap::wire::{Hello, PAGE, PLAN_VARIABLE, Plan, TAKE_MAX};
 use libc::{c_int, c_void};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 /// What the library was told, and where memory lies. Set once, before the program runs.
@@ -71,18 +67,14 @@ fn lay_out(plan: Plan) -> io::Result<()> {
     let arena = addresses(plan.arena_bytes)?;
     let badge = badge()?;
     let staging = staging_area()?;
-    let swapped = Uffd::create(Purpose::Swapped)?;
     for (start, len) in [heap, arena] {
         // SAFETY: no byte changes: pages of the range are to be small ones.
         unsafe { libc::syscall(libc::SYS_madvise, start, len, libc::MADV_NOHUGEPAGE) };
     }
-    let socket = reach(&plan)?;
     let wide = |(start, len): (usize, usize)| (start as u64, len as u64);
     let hello =
         Hello::Begun { heap: wide(heap), arena: wide(arena), badge: badge as u64, staging: staging as u64 };
-    send_with(&socket, &hello.encode(), Some(swapped.as_fd()))?;
-    welcome(&socket)?;
-    serve(socket, swapped, staging)?;
+    servant::start(Start { plan: &plan, hello, staging_at: staging })?;
     let count = arena.1 / PAGE;
     let words = map(count.div_ceil(64) * 8, libc::PROT_READ | libc::PROT_WRITE)?;
     // SAFETY: the mapping was just made, is all zeros, and is never unmapped; nobody else knows it.
@@ -156,31 +148,6 @@ pub(crate) fn staging_area() -> io::Result<usize> {
         unsafe { libc::syscall(libc::SYS_madvise, start, TAKE_MAX * PAGE, advice) };
     }
     Ok(start)
-}
-
-/// A connection to the swapper.
-pub(crate) fn reach(plan: &Plan) -> io::Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    connect(&socket, &SocketAddrUnix::new(&plan.socket)?)?;
-    Ok(socket)
-}
-
-/// Waits for the swapper's answer to a hello.
-pub(crate) fn welcome(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
-    let mut answer = [0; ANSWER_MAX];
-    let (len, fd) = receive_with(socket, &mut answer)?;
-    match &answer[..len] {
-        [WELCOME] => Ok(fd),
-        [] => Err(io::Error::other("cuttlefs swap has ended")),
-        reason => Err(io::Error::other(String::from_utf8_lossy(reason).into_owned())),
-    }
-}
-
-/// Starts the thread that moves pages.
-pub(crate) fn serve(socket: OwnedFd, swapped: Uffd, staging_at: usize) -> io::Result<()> {
-    let staging = Uffd::create(Purpose::Staging)?;
-    staging.register(staging_at as u64, (TAKE_MAX * PAGE) as u64)?;
-    servant::start(Held { socket, swapped, staging, staging_at: staging_at as u64 })
 }
 
 /// What was laid out before the program ran.

@@ -3,9 +3,8 @@
 //! A child that is made past the C library (clone(2) by syscall(2)) runs none of this: its pages come, none leaves, and nothing ends it with the swapper.
 
 use crate::arena::ARENA;
-use crate::begin::{end, laid, reach, serve, staging_area, welcome};
-use cuttlefs_client::swap::send_with;
-use cuttlefs_client::swap::sys::Uffd;
+use crate::begin::{end, laid, staging_area};
+use crate::servant::{self, Start};
 use cuttlefs_client::swap::wire::Hello;
 use std::io;
 
@@ -43,11 +42,7 @@ extern "C" fn child() {
 
 fn join() -> io::Result<()> {
     let Some(laid) = laid() else { return Ok(()) };
-    let staging = staging_area()?;
-    let number = laid.number();
-    let socket = reach(&laid.plan)?;
-    let hello = Hello::Forked { number, staging: staging as u64 };
-    send_with(&socket, &hello.encode(), None)?;
-    let swapped = welcome(&socket)?.ok_or_else(|| io::Error::other("no userfaultfd came"))?;
-    serve(socket, Uffd::from(swapped), staging)
+    let staging_at = staging_area()?;
+    let hello = Hello::Forked { number: laid.number(), staging: staging_at as u64 };
+    servant::start(Start { plan: &laid.plan, hello, staging_at })
 }

@@ -1,54 +1,55 @@
 //! The thread that moves pages to the staging area when the swapper asks for them, and ends the process when the swapper is gone.
 //!
-//! It has **a descriptor table of its own**: a program may close any number, and must not find ours; and none of the program's descriptors may stay open
-//! here, for a pipe would never end. It holds the process's userfaultfd, too: as long as one holds it, the kernel lets nobody go on who waits for a page,
-//! and so nobody sees zeros in its place when the swapper is killed. It allocates nothing, and touches no memory that is swapped.
+//! It has **a descriptor table of its own**: a program may close any number, and must not find ours; its table may be full, which a forked process cannot
+//! mend; and none of the program's descriptors may stay open here, for a pipe would never end. So the thread itself connects to the swapper. It holds the process's userfaultfd, too: as long as one holds it, the kernel lets nobody go on who waits for a page,
+//! and so nobody sees zeros in its place when the swapper is killed. Once it has connected, it allocates nothing, and touches no memory that is swapped.
 
 use cuttlefs_client::signals::{self, Signals};
-use cuttlefs_client::swap::sys::Uffd;
-use cuttlefs_client::swap::wire::{PAGE, TAKE_LEN, TAKE_MAX, Taken};
-use libc::{c_int, c_uint, c_void};
+use cuttlefs_client::swap::sys::{Purpose, Uffd};
+use cuttlefs_client::swap::wire::{ANSWER_MAX, Hello, PAGE, Plan, TAKE_LEN, TAKE_MAX, Taken, WELCOME};
+use cuttlefs_client::swap::{receive_with, send_with};
+use libc::{c_uint, c_void};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Room for the stack; it holds the thread-local variables of all libraries, besides.
 const STACK: usize = 256 * 1024;
 
-// Written by who starts the thread (relaxed: the start orders them), read by the thread.
-static SOCKET: AtomicI32 = AtomicI32::new(-1);
-static SWAPPED: AtomicI32 = AtomicI32::new(-1);
-static STAGING_FD: AtomicI32 = AtomicI32::new(-1);
-static STAGING: AtomicU64 = AtomicU64::new(0);
-/// Set by the thread when it has its own table.
-static HAS_TABLE: AtomicBool = AtomicBool::new(false);
+/// Set by the thread when it is done with its `Start`: from then on it serves, or `REFUSED` says why not.
+static IS_DONE: AtomicBool = AtomicBool::new(false);
+static REFUSED: Mutex<Option<io::Error>> = Mutex::new(None);
 
-/// What the thread holds.
-pub(crate) struct Held {
-    pub(crate) socket: OwnedFd,
-    pub(crate) swapped: Uffd,
-    pub(crate) staging: Uffd,
-    pub(crate) staging_at: u64,
+/// What the thread begins with.
+pub(crate) struct Start<'p> {
+    pub(crate) plan: &'p Plan,
+    pub(crate) hello: Hello,
+    pub(crate) staging_at: usize,
 }
 
-/// Starts the thread. When this returns the descriptors are its own.
-pub(crate) fn start(held: Held) -> io::Result<()> {
-    let (swapped, staging) = (OwnedFd::from(held.swapped), OwnedFd::from(held.staging));
-    SOCKET.store(held.socket.as_raw_fd(), Ordering::Relaxed);
-    SWAPPED.store(swapped.as_raw_fd(), Ordering::Relaxed);
-    STAGING_FD.store(staging.as_raw_fd(), Ordering::Relaxed);
-    STAGING.store(held.staging_at, Ordering::Relaxed);
-    HAS_TABLE.store(false, Ordering::Relaxed);
+/// What the thread holds.
+struct Held {
+    socket: OwnedFd,
+    _swapped: Uffd,
+    staging: Uffd,
+}
+
+/// Starts the thread. When this returns the swapper has taken the process in.
+pub(crate) fn start(start: Start<'_>) -> io::Result<()> {
+    IS_DONE.store(false, Ordering::Relaxed);
     // Handlers are the program's, and run in its threads.
     let before = signals::block(Signals::ALL);
-    // SAFETY: the all-zero attributes are filled before they are used; all of it is this function's own. The thread gets no pointer.
+    // SAFETY: the all-zero attributes are filled before they are used; all of it is this function's own. The thread has `start` until it is done.
     let failed = unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         let mut thread: libc::pthread_t = std::mem::zeroed();
         libc::pthread_attr_init(&mut attributes);
         libc::pthread_attr_setstacksize(&mut attributes, STACK);
         libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
-        let failed = libc::pthread_create(&mut thread, &attributes, serve, std::ptr::null_mut());
+        let given = (&raw const start).cast_mut().cast();
+        let failed = libc::pthread_create(&mut thread, &attributes, serve, given);
         libc::pthread_attr_destroy(&mut attributes);
         failed
     };
@@ -56,23 +57,32 @@ pub(crate) fn start(held: Held) -> io::Result<()> {
     if failed != 0 {
         return Err(io::Error::from_raw_os_error(failed));
     }
-    while !HAS_TABLE.load(Ordering::Acquire) {
+    while !IS_DONE.load(Ordering::Acquire) {
         std::thread::yield_now();
     }
-    // The thread has copies.
-    Ok(())
+    let refused = REFUSED.lock().ok().and_then(|mut refused| refused.take());
+    refused.map_or(Ok(()), Err)
 }
 
-extern "C" fn serve(_: *mut c_void) -> *mut c_void {
-    let socket = SOCKET.load(Ordering::Relaxed);
-    let fds = [socket, SWAPPED.load(Ordering::Relaxed), STAGING_FD.load(Ordering::Relaxed)];
-    let has_table = own_table(fds);
-    HAS_TABLE.store(true, Ordering::Release);
-    if has_table {
-        // SAFETY: the number is of a descriptor that is this table's, and nobody else closes it.
-        let staging = Uffd::from(unsafe { OwnedFd::from_raw_fd(fds[2]) });
-        take_pages(socket, &staging, STAGING.load(Ordering::Relaxed));
-    }
+extern "C" fn serve(given: *mut c_void) -> *mut c_void {
+    let (joined, staging_at) = {
+        // SAFETY: `start` has it, and waits until this thread is done with it.
+        let start = unsafe { &*given.cast_const().cast::<Start<'_>>() };
+        (own_table().and_then(|()| join(start)), start.staging_at as u64)
+    };
+    let held = match joined {
+        Ok(held) => held,
+        Err(error) => {
+            if let Ok(mut refused) = REFUSED.lock() {
+                *refused = Some(error);
+            }
+            IS_DONE.store(true, Ordering::Release);
+            return std::ptr::null_mut();
+        }
+    };
+    IS_DONE.store(true, Ordering::Release);
+    take_pages(held.socket.as_raw_fd(), &held.staging, staging_at);
+    // With what it holds.
     loop {
         // SAFETY: no pointers. The swapper is gone, and the memory with it.
         unsafe {
@@ -82,26 +92,35 @@ extern "C" fn serve(_: *mut c_void) -> *mut c_void {
     }
 }
 
-/// Gets a table of its own, and closes all but these.
-fn own_table(mut fds: [RawFd; 3]) -> bool {
-    fds.sort_unstable();
-    // SAFETY: the calling thread alone is concerned, and uses none of the descriptors that are closed.
-    unsafe {
-        if libc::unshare(libc::CLONE_FILES) != 0 {
-            return false;
-        }
-        let close = |first: c_int, last: c_uint| {
-            first as c_uint > last || libc::syscall(libc::SYS_close_range, first as c_uint, last, 0) == 0
-        };
-        let mut first = 0;
-        for fd in fds {
-            if fd > 0 && !close(first, fd as c_uint - 1) {
-                return false;
-            }
-            first = fd + 1;
-        }
-        close(first, c_uint::MAX)
+/// Gets a table of its own, in which nothing is.
+fn own_table() -> io::Result<()> {
+    // SAFETY: the calling thread alone is concerned, and has no descriptor.
+    let is_own = unsafe {
+        libc::unshare(libc::CLONE_FILES) == 0 && libc::syscall(libc::SYS_close_range, 0, c_uint::MAX, 0) == 0
+    };
+    if is_own { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Connects, says hello, and waits for the answer.
+fn join(start: &Start<'_>) -> io::Result<Held> {
+    let own = match start.hello {
+        Hello::Begun { .. } => Some(Uffd::create(Purpose::Swapped)?),
+        Hello::Forked { .. } => None,
+    };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    connect(&socket, &SocketAddrUnix::new(&start.plan.socket)?)?;
+    send_with(&socket, &start.hello.encode(), own.as_ref().map(Uffd::as_fd))?;
+    let mut answer = [0; ANSWER_MAX];
+    let (len, came) = receive_with(&socket, &mut answer)?;
+    match &answer[..len] {
+        [WELCOME] => {}
+        [] => return Err(io::Error::other("cuttlefs swap has ended")),
+        reason => return Err(io::Error::other(String::from_utf8_lossy(reason).into_owned())),
     }
+    let swapped = own.or(came.map(Uffd::from)).ok_or_else(|| io::Error::other("no userfaultfd came"))?;
+    let staging = Uffd::create(Purpose::Staging)?;
+    staging.register(start.staging_at as u64, (TAKE_MAX * PAGE) as u64)?;
+    Ok(Held { socket, _swapped: swapped, staging })
 }
 
 /// Says that it is there, and does what it is asked for until the swapper is gone.

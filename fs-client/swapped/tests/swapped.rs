@@ -6,8 +6,9 @@ use cuttlefs_client::swap::sys::{Purpose, Uffd};
 use cuttlefs_client::swap::wire::{PAGE, PLAN_VARIABLE, Plan};
 use cuttlefs_client::swap::{Bytes, Figures, Remote, Store, StoreError, SwapError, Swapper, listen};
 use cuttlefs_common::odrp::RemoteError;
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, pidfd_open, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
@@ -184,6 +185,12 @@ fn what_is_out_at_once_has_to_fit_and_not_all_that_ever_left() {
 }
 
 #[test]
+fn a_program_that_has_all_its_files_open_can_fork() {
+    let Some(figures) = passes("full") else { return };
+    assert_eq!(figures.forks, CROWD, "{figures}");
+}
+
+#[test]
 fn forks_wait_for_descriptors() {
     // In a process of its own, with a limit of its own.
     let status = Command::new(std::env::current_exe().expect("this program's file"))
@@ -211,6 +218,7 @@ fn task() {
         Ok("stranger") => stranger(),
         Ok("crowd") => crowd(CROWD, true),
         Ok("moves") => moves(),
+        Ok("full") => full(),
         Ok("few") => few(),
         Ok("waits") => waits_in_fork(),
         Ok(other) => panic!("{other} is no task"),
@@ -448,6 +456,18 @@ fn waits_in_fork() {
         children.join().expect("all were forked").into_iter().for_each(ends_well);
     });
     look(target as *mut u64, 0..words, |index| word(index, 50));
+}
+
+/// Forks when no descriptor is free.
+fn full() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(FEW_DESCRIPTORS), maximum }).expect("lowered");
+    let mut all = Vec::new();
+    while let Ok(another) = std::io::stdin().as_fd().try_clone_to_owned() {
+        all.push(another);
+    }
+    crowd(CROWD, false);
+    assert!(std::io::stdin().as_fd().try_clone_to_owned().is_err(), "none is free");
 }
 
 /// Anonymous memory, by the C library's function.
