@@ -5,6 +5,7 @@
 
 use cuttlefs_common::memory::SharedMemory;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,15 +14,34 @@ use std::sync::atomic::Ordering;
 /// The variable with the plan.
 pub const PLAN_VARIABLE: &str = "CUTTLEFS_PRELOAD";
 
+/// The version of the plan and of the counts.
+const VERSION: u32 = 1;
+/// What a library and a command of different builds tell the user.
+pub const OTHER_BUILD: &str = "libcuttlefs_preload.so and the command are of different builds; put the library of the command's build beside the command";
+
 /// What the library is to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
+    version: u32,
     /// The mounts whose files are read past FUSE.
     pub mounts: Vec<PlannedMount>,
     /// The user who made the plan. Programs of other users leave everything to the kernel: their sessions might be told other inode numbers.
     pub uid: u32,
     /// The file of the counts, if somebody wants them.
     pub counts: Option<PathBuf>,
+}
+
+impl Plan {
+    /// A plan for these mounts.
+    pub fn new(mounts: Vec<PlannedMount>, uid: u32) -> Self {
+        Self { version: VERSION, mounts, uid, counts: None }
+    }
+
+    /// Parses the variable's value. `None`: a command of another build has made it.
+    pub fn parse(text: &OsStr) -> Option<Self> {
+        let plan: Self = serde_json::from_str(text.to_str()?).ok()?;
+        (plan.version == VERSION).then_some(plan)
+    }
 }
 
 /// A mount whose files are read past FUSE.
@@ -170,8 +190,13 @@ mod tests {
             server_user: None,
             subtree: vec![b'a', 0xff],
         };
-        let plan = Plan { mounts: vec![mount], uid: 7, counts: Some("/tmp/counts".into()) };
+        let plan = Plan { counts: Some("/tmp/counts".into()), ..Plan::new(vec![mount], 7) };
         let text = serde_json::to_string(&plan).expect("text");
-        assert_eq!(serde_json::from_str::<Plan>(&text).expect("a plan"), plan);
+        assert_eq!(Plan::parse(OsStr::new(&text)).expect("a plan"), plan);
+        let other = text.replace("\"version\":1", "\"version\":2");
+        assert_ne!(other, text);
+        for other in [&other, "no plan at all"] {
+            assert_eq!(Plan::parse(OsStr::new(other)), None);
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::engine::Engine;
 use crate::files::Files;
 use crate::kernel;
 use crate::maps::Mapped;
-use cuttlefs_client::preload::{Count, Counts, PLAN_VARIABLE, Plan};
+use cuttlefs_client::preload::{Count, Counts, OTHER_BUILD, PLAN_VARIABLE, Plan};
 use cuttlefs_client::signals::{self, Signals};
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -57,11 +57,21 @@ pub(crate) fn begin() {
         return;
     }
     let Some(text) = std::env::var_os(PLAN_VARIABLE) else { return };
-    let Some(plan) = text.to_str().and_then(|text| serde_json::from_str::<Plan>(text).ok()) else { return };
+    let Some(plan) = Plan::parse(&text) else { refuse() };
     let counts = plan.counts.as_deref().and_then(|path| Counts::open(path).ok());
     let (files, mapped, engine) = (Files::default(), Mapped::default(), OnceLock::new());
     // It is called once.
     let _ = STATE.set(State { plan, files, mapped, counts, engine });
+}
+
+/// Says that the plan is of another build, and ends the process. To go on without a plan would be slow for no reason that anybody sees.
+fn refuse() -> ! {
+    let text = format!("cuttlefs preload: {OTHER_BUILD}\n");
+    // SAFETY: the bytes live until the call returns. The program's own handlers are not run: none of it has begun.
+    unsafe {
+        libc::write(2, text.as_ptr().cast(), text.len());
+        libc::_exit(127);
+    }
 }
 
 /// The program ends.

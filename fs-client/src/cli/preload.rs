@@ -50,7 +50,7 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
     let Some((name, arguments)) = args.program.split_first() else { bail!("name the program to run") };
     let mut command = Command::new(name);
     command.args(arguments).env(PRELOAD, before_others(&library));
-    let mut plan = Plan { mounts, uid: rustix::process::geteuid().as_raw(), counts: None };
+    let mut plan = Plan::new(mounts, rustix::process::geteuid().as_raw());
     if !args.report {
         command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
         return Err(NotStarted::new(command.exec(), name).into());

@@ -127,7 +127,7 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
         cuttlefs_common::tell!("cuttlefs swap: the program was ended: {error}");
     } else if figures.processes == 0 && status.success() {
         cuttlefs_common::tell!(
-            "cuttlefs swap: {} was not swapped: it did not load {} (is it linked statically?)",
+            "cuttlefs swap: {} was not swapped: it did not load {} (is it linked statically, or the library of another build?)",
             name.display(),
             library.display()
         );

@@ -8,7 +8,7 @@ use super::process::{Link, Process};
 use super::remote::Remote;
 use super::swapper::{SwapError, Swapper, kernel};
 use super::sys::Uffd;
-use super::wire::{ANSWER_MAX, HELLO_LEN, Hello, PAGE, WELCOME};
+use super::wire::{ANSWER_MAX, HELLO_LEN, Hello, OTHER_BUILD, PAGE, WELCOME};
 use rustix::fs::{Mode, fchmod};
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{
@@ -72,10 +72,7 @@ impl<R: Remote> Swapper<R> {
         let mut bytes = [0; HELLO_LEN + 1];
         let Ok((len @ 1.., uffd)) = receive_with(&socket, &mut bytes) else { return };
         let Some(hello) = Hello::parse(&bytes[..len]) else {
-            return refuse(
-                &socket,
-                "the library in it and the command are of different builds; install both of one release",
-            );
+            return refuse(&socket, OTHER_BUILD);
         };
         let pid = peer.pid.as_raw_nonzero().get();
         let own = match (hello, uffd) {

@@ -23,8 +23,15 @@ pub const ANSWER_MAX: usize = 256;
 /// Begins an answer that lets the process go on; other answers are the reason in words.
 pub const WELCOME: u8 = 0;
 
-/// "cuttlswp", and a version.
-const MAGIC: u64 = u64::from_le_bytes(*b"cuttlsw2");
+/// What a library and a command of different builds tell the user.
+pub const OTHER_BUILD: &str = "libcuttlefs_swapped.so and the command are of different builds; put the library of the command's build beside the command";
+
+/// "cuttlsw", and a version of all that stands in this module. It begins the plan and each hello.
+const VERSION: &str = "cuttlsw3";
+const MAGIC: u64 = match VERSION.as_bytes().first_chunk() {
+    Some(bytes) => u64::from_le_bytes(*bytes),
+    None => panic!("eight bytes"),
+};
 
 /// What the library is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,14 +47,16 @@ pub struct Plan {
 impl Plan {
     /// The variable's value.
     pub fn encode(&self) -> std::ffi::OsString {
-        let mut text = std::ffi::OsString::from(format!("{} {} ", self.heap_bytes, self.arena_bytes));
+        let mut text =
+            std::ffi::OsString::from(format!("{VERSION} {} {} ", self.heap_bytes, self.arena_bytes));
         text.push(&self.socket);
         text
     }
 
-    /// Parses a value.
+    /// Parses a value. `None`: a command of another build has made it.
     pub fn parse(text: &OsStr) -> Option<Self> {
-        let mut parts = text.as_bytes().splitn(3, |byte| *byte == b' ');
+        let mut parts = text.as_bytes().splitn(4, |byte| *byte == b' ');
+        parts.next().filter(|version| *version == VERSION.as_bytes())?;
         let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse().ok();
         let (heap_bytes, arena_bytes) = (number()?, number()?);
         let socket = PathBuf::from(OsStr::from_bytes(parts.next()?));
@@ -135,9 +144,11 @@ mod tests {
     #[test]
     fn messages_come_back() {
         let plan = Plan { heap_bytes: 5, arena_bytes: 6, socket: "/run/a b/x.sock".into() };
-        assert_eq!(plan.encode(), "5 6 /run/a b/x.sock");
+        assert_eq!(plan.encode(), "cuttlsw3 5 6 /run/a b/x.sock");
         assert_eq!(Plan::parse(&plan.encode()), Some(plan));
-        assert_eq!(Plan::parse(OsStr::new("5 x /a")), None);
+        for other in ["cuttlsw3 5 x /a", "cuttlsw2 5 6 /a", "5 6 /a", ""] {
+            assert_eq!(Plan::parse(OsStr::new(other)), None, "{other}");
+        }
         for hello in [
             Hello::Begun { heap: (1, 2), arena: (3, 4), badge: 5, staging: 6 },
             Hello::Forked { number: 7, staging: 8 },
@@ -146,6 +157,7 @@ mod tests {
         }
         assert_eq!(Hello::parse(&[0; HELLO_LEN]), None);
         assert_eq!(Hello::parse(&[1]), None);
+        assert!(OTHER_BUILD.len() < ANSWER_MAX);
         assert_eq!(Taken::parse(2), Some(Taken::Held));
         assert_eq!(Taken::parse(3), None);
     }

@@ -3,7 +3,7 @@
 use crate::arena::{ARENA, Arena, Pages};
 use crate::fork;
 use crate::servant::{self, Start};
-use cuttlefs_client::swap::wire::{Hello, PAGE, PLAN_VARIABLE, Plan, TAKE_MAX};
+use cuttlefs_client::swap::wire::{Hello, OTHER_BUILD, PAGE, PLAN_VARIABLE, Plan, TAKE_MAX};
 use libc::{c_int, c_void};
 use std::io;
 use std::sync::OnceLock;
@@ -41,7 +41,8 @@ pub(crate) fn begin() {
         // The program has rights that whoever set its environment has not.
         return;
     }
-    let Some(plan) = std::env::var_os(PLAN_VARIABLE).and_then(|text| Plan::parse(&text)) else { return };
+    let Some(text) = std::env::var_os(PLAN_VARIABLE) else { return };
+    let Some(plan) = Plan::parse(&text) else { end(OTHER_BUILD) };
     if let Err(error) = lay_out(plan) {
         let advice = match error.raw_os_error() {
             Some(libc::EPERM) => "; userfaultfd(2) with forks needs root, or CAP_SYS_PTRACE",

@@ -185,6 +185,21 @@ fn what_is_out_at_once_has_to_fit_and_not_all_that_ever_left() {
 }
 
 #[test]
+fn a_library_of_another_build_than_the_command_says_so() {
+    // The next version's plan, or the one before it had a version.
+    for plan in ["cuttlsw999 1 1 /nowhere", "67108864 268435456 /nowhere"] {
+        let program = Command::new("true").env("LD_PRELOAD", library()).env(PLAN_VARIABLE, plan).output();
+        let program = program.expect("started");
+        let said = String::from_utf8_lossy(&program.stderr).into_owned();
+        assert_eq!(program.status.code(), Some(127), "{said}");
+        assert!(
+            said.starts_with("cuttlefs swap: libcuttlefs_swapped.so") && said.contains("different builds"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn a_program_that_has_all_its_files_open_can_fork() {
     let Some(figures) = passes("full") else { return };
     assert_eq!(figures.forks, CROWD, "{figures}");
