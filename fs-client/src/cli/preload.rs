@@ -12,7 +12,9 @@ use clap::Args;
 use signal_hook::consts::{SIGINT, SIGQUIT};
 use signal_hook::flag;
 use std::ffi::{OsStr, OsString};
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
@@ -22,6 +24,9 @@ use std::sync::Arc;
 const PRELOAD: &str = "LD_PRELOAD";
 /// The exit code of a program that a signal has ended, as shells have it: this and the signal's number.
 const SIGNALLED: i32 = 128;
+
+/// What the kernel reads of a script to find its interpreter (`BINPRM_BUF_SIZE`).
+const INTERPRETER_MAX: u64 = 256;
 
 /// Arguments of `preload`.
 #[derive(Args)]
@@ -77,10 +82,12 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
 
 /// A program did not start. The command's exit code says so as that of env(1) and of shells does.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot run {}{}", .name.display(), if .why.is_none() { ": there is no such program" } else { "" })]
+#[error("cannot run {}{}", .name.display(), .missing.as_deref().unwrap_or_default())]
 pub(super) struct NotStarted {
     name: OsString,
-    /// `None`: there is none of this name.
+    /// What is not there.
+    missing: Option<String>,
+    /// Why not, if all is there.
     #[source]
     why: Option<std::io::Error>,
 }
@@ -90,12 +97,44 @@ impl NotStarted {
     const NOT_RUN: u8 = 126;
 
     pub(super) fn new(error: std::io::Error, name: &OsStr) -> Self {
-        Self { name: name.to_owned(), why: (error.kind() != ErrorKind::NotFound).then_some(error) }
+        let name = name.to_owned();
+        if error.kind() != ErrorKind::NotFound {
+            return Self { name, missing: None, why: Some(error) };
+        }
+        // The kernel says the same of a program that is there, if what is to run it is not.
+        let missing = match find(&name).map(|path| interpreter(&path)) {
+            None => ": there is no such program".to_owned(),
+            Some(Some(interpreter)) => {
+                format!(": it is a script, and its interpreter {interpreter} is not there")
+            }
+            Some(None) => {
+                ": it is there, but the loader that it names is not (file(1) shows which)".to_owned()
+            }
+        };
+        Self { name, missing: Some(missing), why: None }
     }
 
     pub(super) fn exit_code(&self) -> ExitCode {
-        if self.why.is_none() { Self::NO_SUCH_PROGRAM } else { Self::NOT_RUN }.into()
+        if self.missing.is_some() { Self::NO_SUCH_PROGRAM } else { Self::NOT_RUN }.into()
     }
+}
+
+/// The file of a program, as execvp(3) finds it.
+fn find(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(|path| path.is_file());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file())
+}
+
+/// The interpreter that a script names in its first line, in a form that shows a carriage return, too.
+fn interpreter(script: &Path) -> Option<String> {
+    let mut line = Vec::new();
+    File::open(script).ok()?.take(INTERPRETER_MAX).read_to_end(&mut line).ok()?;
+    let named = line.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?.trim_ascii_start();
+    let named = named.split(|byte| matches!(byte, b' ' | b'\t')).next()?;
+    Some(String::from_utf8_lossy(named).escape_debug().to_string())
 }
 
 /// The program's own exit code.
@@ -206,6 +245,15 @@ mod tests {
         let missing = not_started("/no/such");
         assert_eq!(missing.to_string(), "cannot run /no/such: there is no such program");
         assert_eq!(code(&missing), format!("{:?}", ExitCode::from(127)));
+        let scripts = tempfile::tempdir().expect("a directory");
+        for (line, named) in [("#!/no/such -x\necho", "/no/such"), ("#! /bin/sh\r\necho", "/bin/sh\\r")] {
+            let script = scripts.path().join("script");
+            std::fs::write(&script, line).expect("written");
+            let script = NotStarted::new(ErrorKind::NotFound.into(), script.as_os_str());
+            let said = script.to_string();
+            assert!(said.ends_with(&format!("its interpreter {named} is not there")), "{said}");
+            assert_eq!(code(&script), format!("{:?}", ExitCode::from(127)));
+        }
         let directory = not_started("/");
         assert_eq!(explain(&directory), "cannot run /: Permission denied (os error 13)");
         assert_eq!(code(&directory), format!("{:?}", ExitCode::from(126)));
