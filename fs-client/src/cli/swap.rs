@@ -11,9 +11,9 @@ use crate::swap::{LIMIT_LEAST, Store, Swapper, listen};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cuttlefs_common::descriptors;
-use cuttlefs_common::odrp::{JoinOptions, MemoryNode, NodeOptions, PAGES_MAX, RemotePages};
+use cuttlefs_common::odrp::{JoinOptions, MemoryNode, NodeOptions, PAGES_MAX, RemoteError, RemotePages};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Device, Endpoint};
+use cuttlefs_common::rdma::{Device, Endpoint, RdmaError};
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::socket_file;
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open, setrlimit};
@@ -136,8 +136,15 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn join(device: &Arc<dyn Device>, endpoint: &Endpoint, pages: u64) -> anyhow::Result<RemotePages> {
-    RemotePages::join(device, endpoint, JoinOptions { pages })
-        .with_context(|| format!("cannot join the memory node at {endpoint}"))
+    RemotePages::join(device, endpoint, JoinOptions { pages }).map_err(|error| {
+        let what = match &error {
+            RemoteError::Rdma(RdmaError::Handshake { .. }) => {
+                "; what listens there is no `cuttlefsd memory` of this version, hangs, or is stopping"
+            }
+            _ => "",
+        };
+        anyhow::Error::new(error).context(format!("cannot join the memory node at {endpoint}{what}"))
+    })
 }
 
 /// What this process listens at, in the runtime directory, where nobody else can put a file of that name.

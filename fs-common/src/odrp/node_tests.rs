@@ -114,6 +114,22 @@ fn a_node_of_one_user_turns_all_others_away() {
 }
 
 #[test]
+fn what_takes_a_connection_and_says_nothing_is_not_waited_for_long() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let port = silent.local_addr().expect("bound").port();
+    let began = Instant::now();
+    let joined = RemotePages::join(
+        &device(),
+        &Endpoint::Tcp { host: "127.0.0.1".into(), port },
+        JoinOptions { pages: 1 },
+    );
+    let error = joined.err().expect("no node").to_string();
+    assert!(error.contains("no answer in time"), "{error}");
+    // As for a file server.
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[test]
 fn operations_may_be_outstanding_together() {
     let node = node(NodeOptions::new(64));
     let mut client = join(&node, 64);

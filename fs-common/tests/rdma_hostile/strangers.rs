@@ -38,6 +38,27 @@ fn who_has_not_the_key_is_told_and_nothing_else() {
     connect(&keyed.listener.endpoint(), TcpSecurity::Keys(keys(1))).expect("who has the key");
 }
 
+/// Something else listens there, says something, and waits. The client does not wait for more, and says so, with a key and without.
+#[test]
+fn what_is_no_server_is_told_from_one() {
+    for words in [&b"SSH-2.0-x\r\n"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", &[0; 4096]] {
+        for tcp in [TcpSecurity::Keys(keys(1)), TcpSecurity::Loopback] {
+            let other = TcpListener::bind("127.0.0.1:0").expect("bound");
+            let port = other.local_addr().expect("bound").port();
+            let speaks = std::thread::spawn(move || {
+                let (mut stream, _) = other.accept().expect("accepted");
+                stream.write_all(words).expect("said");
+                while stream.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {}
+            });
+            let error =
+                connect(&Endpoint::Tcp { host: "127.0.0.1".into(), port }, tcp).err().expect("no server");
+            assert!(matches!(error, RdmaError::Handshake { .. }), "{error}");
+            assert!(error.to_string().contains("no cuttlefs server"), "{error}");
+            speaks.join().expect("thread");
+        }
+    }
+}
+
 /// Somebody between the client and the server flips a bit, in either direction, at many places. The connection ends or stalls, and no wrong request
 /// is executed.
 #[test]

@@ -8,7 +8,7 @@
 use super::super::chains::{Arguments, Kind, PLACES, put_message, shape};
 use super::super::wire::{Answer, Question};
 use super::control::Asking;
-use super::{Base, RemoteError};
+use super::{Base, PATIENCE, RemoteError};
 use crate::ids::{PAGE_SIZE, QpNumber};
 use crate::memory::SharedMemory;
 use crate::rdma::chain::MessageShape;
@@ -64,7 +64,7 @@ impl Channel {
             .map_err(RemoteError::Memory)?;
         // The node has no right to it.
         let messages = base.pd.register(Arc::new(memory), Access::NONE)?;
-        let asking = Asking::connect(&base.pd, base.cq.clone(), &base.endpoint, 2 * SLOTS)?;
+        let asking = Asking::connect(&base.pd, base.cq.clone(), &base.endpoint, 2 * SLOTS, PATIENCE)?;
         match asking.ask(&Question::Attach { token, kind }, others)? {
             Answer::Attached => {}
             other => {

@@ -4,7 +4,7 @@ use super::super::chains::Kind;
 use super::super::figures::NodeFigures;
 use super::super::wire::{Answer, MAPPED_PER_ANSWER, MESSAGE_MAX, Question, Why, encode, parse};
 use super::bits::Bits;
-use super::{LOOK, PATIENCE, RemoteError};
+use super::{GREETING, LOOK, PATIENCE, RemoteError};
 use crate::memory::SharedMemory;
 use crate::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion,
@@ -32,12 +32,12 @@ impl Asking {
         cq: Arc<dyn CompletionQueue>,
         endpoint: &Endpoint,
         depth: u32,
+        timeout: Duration,
     ) -> Result<Self, RemoteError> {
         let memory =
             SharedMemory::new("cuttlefs-odrp-control", 2 * MESSAGE_MAX).map_err(RemoteError::Memory)?;
         let region = pd.register(Arc::new(memory), Access::LOCAL)?;
-        let options =
-            ConnectOptions { qp: QpConfig::new(&cq, depth, depth), receives: Vec::new(), timeout: PATIENCE };
+        let options = ConnectOptions { qp: QpConfig::new(&cq, depth, depth), receives: Vec::new(), timeout };
         let qp = pd.connect(endpoint, options)?.qp;
         Ok(Self { qp, cq, region })
     }
@@ -121,7 +121,7 @@ fn unexpected(answer: &Answer) -> RemoteError {
 /// # Errors
 /// `RemoteError`, with advice.
 pub fn node_figures(device: &Arc<dyn Device>, endpoint: &Endpoint) -> Result<NodeFigures, RemoteError> {
-    let asking = Asking::connect(&device.alloc_pd()?, device.create_cq(16)?, endpoint, 4)?;
+    let asking = Asking::connect(&device.alloc_pd()?, device.create_cq(16)?, endpoint, 4, GREETING)?;
     let answer = asking.alone(&Question::Figures);
     asking.qp.close();
     match answer? {
@@ -137,7 +137,7 @@ impl Control {
         endpoint: &Endpoint,
         pages: u64,
     ) -> Result<Self, RemoteError> {
-        let asking = Asking::connect(pd, device.create_cq(16)?, endpoint, 4)?;
+        let asking = Asking::connect(pd, device.create_cq(16)?, endpoint, 4, GREETING)?;
         let (token, budget, lease) = match asking.alone(&Question::Join { pages })? {
             Answer::Joined { token, budget, lease_seconds } => (token, budget, lease_seconds),
             other => return Err(unexpected(&other)),

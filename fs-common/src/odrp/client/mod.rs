@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// How long an operation, or an answer of the node, may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a node may take to greet a client that is new: a person may wait, and something else may listen there.
+const GREETING: Duration = Duration::from_secs(5);
 /// A waiting client looks for a broken connection this often.
 const LOOK: Duration = Duration::from_millis(100);
 /// Depth of the completion queue of all channels.

@@ -4,7 +4,8 @@ use super::channel::{Channel, Dialogue, DialogueError, Input, TLS_FIRST_BYTES, r
 use super::connection::{FileTargetCell, TcpQp};
 use super::engine::Engine;
 use super::packet::{
-    HELLO_LEN, MAX_REASON_LEN, PACKET_HEADER_LEN, PacketHeader, PacketKind, build, hello_payload, verify,
+    HELLO_LEN, MAGIC, MAX_REASON_LEN, PACKET_HEADER_LEN, PacketHeader, PacketKind, build, hello_payload,
+    verify,
 };
 use super::tls::{ACCESS_DENIED, FIRST_WORDS_MAX, TlsConfigs};
 use crate::breach::Breach;
@@ -30,6 +31,8 @@ const KEEPALIVE_COUNT: u32 = 4;
 /// The refusal of an unencrypted client where keys are needed.
 const KEY_NEEDED: &str = "the server asks for a key: give --key FILE (a mount also takes -o key=FILE); \
      the file is a copy of one of the server's keys";
+/// What answers is something else.
+const FOREIGN: &str = "what answers there is no cuttlefs server";
 /// The refusal of a client that proves a key where none is taken.
 const NO_KEY_TAKEN: &str = "the server takes no keys (it runs with --insecure); mount without a key if everybody on the way is trusted";
 const FULL_HELLO_LEN: usize = PACKET_HEADER_LEN + HELLO_LEN;
@@ -114,9 +117,10 @@ fn greet(
                 RdmaError::Handshake { endpoint, reason: "the server closed the connection".to_owned() }
             }
             DialogueError::Tls(reason) => RdmaError::Refused { endpoint, reason: reason.to_string() },
+            // A server that takes no keys refuses, and anything else says what it says. A welcome in plain is not believed.
             DialogueError::InPlain(channel) => match answer(&channel, deadline, &endpoint) {
-                Err(refused @ RdmaError::Refused { .. }) => refused,
-                _ => RdmaError::Refused { endpoint, reason: NO_KEY_TAKEN.to_owned() },
+                Err(error) => error,
+                Ok(()) => RdmaError::Refused { endpoint, reason: NO_KEY_TAKEN.to_owned() },
             },
         }
     };
@@ -146,7 +150,13 @@ fn answer(channel: &Channel, deadline: Instant, endpoint: &str) -> Result<(), Rd
     };
     let dialogue = Dialogue::new(channel, deadline);
     let mut packet = vec![0; PACKET_HEADER_LEN];
-    dialogue.hear(&mut packet).map_err(failed)?;
+    // Something else may say less than a header, and wait.
+    let (magic, rest) = packet.split_at_mut(MAGIC.len());
+    dialogue.hear(magic).map_err(failed)?;
+    if *magic != MAGIC {
+        return Err(broken(FOREIGN.to_owned()));
+    }
+    dialogue.hear(rest).map_err(failed)?;
     let header = PacketHeader::parse(&packet).map_err(|error| broken(error.to_string()))?;
     // Welcome and Refuse are short, since parse refuses longer ones.
     packet.resize(PACKET_HEADER_LEN + header.payload_len as usize, 0);

@@ -38,7 +38,8 @@ pub(super) const PACKET_LEN_AT: usize = 8;
 pub const HELLO_LEN: usize = 16;
 /// Longest reason in a Refuse.
 pub const MAX_REASON_LEN: usize = 256;
-const MAGIC: [u8; 4] = *b"CFNF";
+/// The first bytes of each packet.
+pub(super) const MAGIC: [u8; 4] = *b"CFNF";
 const FLAG_IMM: u16 = 1;
 const FLAG_ACK: u16 = 2;
 const HEADER_CRC_AT: usize = 60;
