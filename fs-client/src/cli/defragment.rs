@@ -107,8 +107,9 @@ impl<'a> Work<'a> {
     /// Connects to the server of the mount in which a path is.
     fn begin(path: &Path, args: &'a DefragmentArgs, is_ended: &'a AtomicBool) -> anyhow::Result<Self> {
         let missing = || format!("there is no {}", path.display());
+        // Before the path, which cannot be followed without it.
+        let table = MountTable::read()?;
         let real = resolve_mountpoint(path).with_context(missing)?;
-        let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
         let entry = table.containing(&real).filter(|entry| entry.is_cuttlefs());
         let entry = entry.with_context(|| {
             format!("{} is in no mount of cuttlefs; name a file or a folder in one", path.display())

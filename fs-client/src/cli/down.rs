@@ -24,9 +24,10 @@ pub(super) struct DownArgs {
 }
 
 pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
+    // Before the mount point, which cannot be found without it.
+    let table = MountTable::read()?;
     let mountpoint = resolve_mountpoint(&args.mountpoint)
         .with_context(|| format!("there is no {}", args.mountpoint.display()))?;
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let mounted = table.at(&mountpoint).filter(|entry| entry.is_cuttlefs());
     let state = RunState::load(&mountpoint)?;
     if let Some(start) = state.as_ref().filter(|state| state.starting)

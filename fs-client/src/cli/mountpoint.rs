@@ -15,7 +15,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Makes a mount point, unless something is there already. `prepare` checks what that is: it may be a mount that is dead or hangs.
 pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
+    let table = MountTable::read()?;
     let is_cuttlefs = |place: PathBuf| table.containing(&place).is_some_and(|entry| entry.is_cuttlefs());
     if resolve_mountpoint(path).is_ok_and(|place| table.at(&place).is_some() || is_cuttlefs(place)) {
         return Ok(Made::nothing());
@@ -29,7 +29,7 @@ pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
 /// Resolves and checks a mount point. First unmounts a cuttlefs mount there whose process has died.
 pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
     let missing = || format!("there is no {}; make it with: mkdir -p {}", path.display(), path.display());
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo; is /proc mounted?")?;
+    let table = MountTable::read()?;
     let mountpoint = resolve_mountpoint(path).with_context(missing)?;
     let mounted = table.at(&mountpoint).filter(|entry| entry.mountpoint != Path::new("/"));
     if let Some(entry) = mounted {

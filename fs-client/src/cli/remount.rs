@@ -29,8 +29,9 @@ fn words(lists: &[String]) -> impl Iterator<Item = &str> {
 
 /// Remounts with the mount's present flags, as these options change them.
 pub(super) fn run(path: &Path, lists: &[String]) -> anyhow::Result<()> {
+    // Before the mount point, which cannot be found without it.
+    let table = MountTable::read()?;
     let mountpoint = resolve_mountpoint(path).with_context(|| format!("there is no {}", path.display()))?;
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let Some(entry) = table.at(&mountpoint).filter(|entry| entry.is_cuttlefs()) else {
         bail!(
             "cuttlefs is not mounted at {}; mount it first, without the option `remount`",

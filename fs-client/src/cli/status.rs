@@ -180,8 +180,9 @@ impl Asked {
             return Ok(Self { server: server_or_mount.parse()?, mountpoint: None });
         }
         let missing = || format!("there is no {server_or_mount}; write a mounted path or tcp://HOST:PORT");
+        // Before the mount point, which cannot be found without it.
+        let table = MountTable::read()?;
         let path = resolve_mountpoint(Path::new(server_or_mount)).with_context(missing)?;
-        let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
         match table.containing(&path) {
             Some(entry) if entry.is_cuttlefs() => {
                 let server = entry.source.parse().with_context(|| {

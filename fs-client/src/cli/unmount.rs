@@ -41,10 +41,11 @@ pub(super) struct UmountArgs {
 }
 
 pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
+    // Before the mount point, which cannot be found without it.
+    let table = MountTable::read()?;
     let mountpoint = resolve_mountpoint(&args.mountpoint)
         .with_context(|| format!("there is no {}", args.mountpoint.display()))?;
     let state = RunState::load(&mountpoint)?;
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let mounted = match table.at(&mountpoint) {
         Some(entry) if !entry.is_cuttlefs() => {
             bail!("what is mounted at {} is {}, not cuttlefs", mountpoint.display(), entry.fs_type)

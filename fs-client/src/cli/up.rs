@@ -198,7 +198,7 @@ fn lacks_its_server(backend: &dyn Backend, mountpoint: &Path) -> anyhow::Result<
     let Ok(mountpoint) = resolve_mountpoint(mountpoint) else {
         return Ok(None);
     };
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
+    let table = MountTable::read()?;
     let Some(state) = RunState::load(&mountpoint)?
         .filter(|_| table.at(&mountpoint).is_some_and(|entry| entry.is_cuttlefs()))
     else {

@@ -58,7 +58,7 @@ pub(super) fn start(mountpoint: &Path) {
 }
 
 fn spawn(mountpoint: &Path) -> anyhow::Result<()> {
-    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
+    let table = MountTable::read()?;
     let mounted = table.at(mountpoint).context("it is not in the mount table")?;
     let abort = connection::abort_file(&mounted.device)?.context("its connection has ended")?;
     let program = std::env::current_exe().context("cannot find this program's own file")?;

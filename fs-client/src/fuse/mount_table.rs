@@ -45,9 +45,15 @@ impl MountTable {
     /// Reads the kernel's table.
     ///
     /// # Errors
-    /// `/proc` is not mounted.
+    /// `/proc` is not mounted: the error says what to do, and is no `NotFound`, which would be taken for the mount point's.
     pub fn read() -> io::Result<Self> {
-        Ok(Self::parse(&std::fs::read("/proc/self/mountinfo")?))
+        const TABLE: &str = "/proc/self/mountinfo";
+        let table = std::fs::read(TABLE).map_err(|error| {
+            io::Error::other(format!(
+                "cannot read {TABLE}: {error}; is /proc mounted? (mount -t proc proc /proc)"
+            ))
+        })?;
+        Ok(Self::parse(&table))
     }
 
     /// Reads the table of another process's mount namespace, as far as that process sees it.

@@ -1,7 +1,9 @@
 //! Mounts that do not end in order: they hang, others hold them, or their end loses something.
 
 use crate::backend::STRANDS_VARIABLE;
-use crate::calling::{command, eventually, fails, fails_in_time, hears, in_time, output, succeeds};
+use crate::calling::{
+    COMMAND_VARIABLE, command, eventually, fails, fails_in_time, hears, in_time, output, succeeds,
+};
 use crate::place::{Place, mount_pid, runs, signal, waits_in_the_kernel, watchdog_of};
 use rustix::fs::{SeekFrom, seek};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
@@ -207,4 +209,26 @@ pub fn copies_in_other_mount_namespaces_are_named() {
     end(child);
     eventually("the end of the mount's process", || !runs(pid));
     assert!(fails(&["umount", mnt]).contains("nothing is mounted"));
+}
+
+/// Without the mount table a mount point cannot be looked up. That is no missing mount point.
+pub fn without_proc_commands_ask_for_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_str().expect("a name");
+    for command in ["umount", "status", "down", "remount"] {
+        let arguments = match command {
+            "remount" => vec!["mount", "tcp://memory:1", path, "-o", "remount"],
+            command => vec![command, path],
+        };
+        let output = Command::new("unshare")
+            .args(["-m", "--propagation", "private", "sh", "-c", "umount -l /proc && exec \"$@\"", "sh"])
+            .arg(std::env::current_exe().expect("this program's file"))
+            .args(&arguments)
+            .env(COMMAND_VARIABLE, "1")
+            .output()
+            .expect("unshare");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("is /proc mounted?"), "{arguments:?}: {said}");
+        assert!(!said.contains("there is no"), "{arguments:?}: {said}");
+    }
 }

@@ -57,6 +57,7 @@ const TESTS: &[Test] = &[
     ),
     ("a_mount_that_ends_says_what_is_lost", hard_ends::a_mount_that_ends_says_what_is_lost),
     ("copies_in_other_mount_namespaces_are_named", hard_ends::copies_in_other_mount_namespaces_are_named),
+    ("without_proc_commands_ask_for_it", hard_ends::without_proc_commands_ask_for_it),
     ("foreground_ends_by_ctrl_c", mounts::foreground_ends_by_ctrl_c),
     ("mount_8_calls_the_helper", other_programs::mount_8_calls_the_helper),
     ("mount_8_waits_for_the_server", other_programs::mount_8_waits_for_the_server),
