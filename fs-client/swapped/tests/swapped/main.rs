@@ -2,13 +2,14 @@
 //! memory meanwhile. Each process is this program once more, with the name of what it has to do in a variable. Skipped where userfaultfd(2) is not to be
 //! had (it needs root and Linux 6.8), an error with `CUTTLEFS_REQUIRE_UFFD`. A command, a node and real programs: the suite `swap`.
 
+mod descriptors;
+
 use cuttlefs_client::swap::sys::{Purpose, Uffd};
 use cuttlefs_client::swap::wire::{PAGE, PLAN_VARIABLE, Plan};
 use cuttlefs_client::swap::{Bytes, Figures, Remote, Store, StoreError, SwapError, Swapper, listen};
 use cuttlefs_common::odrp::RemoteError;
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
@@ -199,30 +200,6 @@ fn a_library_of_another_build_than_the_command_says_so() {
     }
 }
 
-#[test]
-fn a_program_that_has_all_its_files_open_can_fork() {
-    let Some(figures) = passes("full") else { return };
-    assert_eq!(figures.forks, CROWD, "{figures}");
-}
-
-#[test]
-fn forks_wait_for_descriptors() {
-    // In a process of its own, with a limit of its own.
-    let status = Command::new(std::env::current_exe().expect("this program's file"))
-        .args(["--exact", "task", "--nocapture", "--test-threads=1"])
-        .env(TASK, "few")
-        .status();
-    assert!(status.expect("started").success());
-}
-
-/// Serves a program that forks more processes than there are descriptors for.
-fn few() {
-    let limit = Rlimit { current: Some(FEW_DESCRIPTORS), maximum: Some(FEW_DESCRIPTORS) };
-    setrlimit(Resource::Nofile, limit).expect("lowered");
-    let Some(figures) = passes("waits") else { return };
-    assert_eq!(figures.forks, HELD as u64, "{figures}");
-}
-
 /// What a process does; nothing in this one.
 #[test]
 fn task() {
@@ -233,9 +210,9 @@ fn task() {
         Ok("stranger") => stranger(),
         Ok("crowd") => crowd(CROWD, true),
         Ok("moves") => moves(),
-        Ok("full") => full(),
-        Ok("few") => few(),
-        Ok("waits") => waits_in_fork(),
+        Ok("full") => descriptors::full(),
+        Ok("few") => descriptors::few(),
+        Ok("waits") => descriptors::waits_in_fork(),
         Ok(other) => panic!("{other} is no task"),
         Err(_) => {}
     }
@@ -418,71 +395,6 @@ fn crowd(count: u64, inner: bool) {
     };
     let children: Vec<libc::pid_t> = (0..count).map(fork).collect();
     children.into_iter().for_each(ends_well);
-}
-
-const FEW_DESCRIPTORS: u64 = 40;
-/// Children that are there at once, if there are descriptors for all: two each.
-const HELD: usize = 30;
-
-/// Forks children that stay, until one of them has to wait. Another thread moves memory meanwhile. When the children may end, all have what they had.
-fn waits_in_fork() {
-    let (words, flags) = (USED * WORDS, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-    let (region, target) = (map(USED) as usize, map(USED) as usize);
-    put(region as *mut u64, 0..words, 50);
-    let (parents, childrens) = std::os::unix::net::UnixStream::pair().expect("a pair");
-    let forked = std::sync::atomic::AtomicUsize::new(0);
-    let forked = &forked;
-    std::thread::scope(|scope| {
-        let children = scope.spawn(|| {
-            let fork = |_| {
-                // SAFETY: the child looks at memory, waits, and ends by `_exit`.
-                let pid = unsafe { libc::fork() };
-                assert!(pid >= 0, "forked");
-                if pid == 0 {
-                    let mut there = 0u8;
-                    // SAFETY: ends the child's copy of the parent's end; asks whether the region is where it was, and looks at it where it is.
-                    unsafe {
-                        libc::close(std::os::fd::AsRawFd::as_raw_fd(&parents));
-                        let _ = std::io::Read::read(&mut &childrens, &mut [0]);
-                        let is_there = libc::mincore(region as *mut libc::c_void, PAGE, &mut there) == 0;
-                        let at = if is_there { region } else { target } as *const u64;
-                        let is_right =
-                            (0..words).step_by(WORDS).all(|index| at.add(index).read() == word(index, 50));
-                        libc::_exit(i32::from(!is_right));
-                    }
-                }
-                forked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                pid
-            };
-            (0..HELD).map(fork).collect::<Vec<libc::pid_t>>()
-        });
-        let count = || forked.load(std::sync::atomic::Ordering::Relaxed);
-        let mut before = None;
-        while before != Some(count()) {
-            before = Some(count());
-            std::thread::sleep(std::time::Duration::from_millis(500));
-        }
-        assert!(count() < HELD, "one waits");
-        // SAFETY: both ranges were mapped here.
-        let moved =
-            unsafe { libc::syscall(libc::SYS_mremap, region, USED * PAGE, USED * PAGE, flags, target) };
-        assert_eq!(moved, target as i64);
-        parents.shutdown(std::net::Shutdown::Both).expect("the children may end");
-        children.join().expect("all were forked").into_iter().for_each(ends_well);
-    });
-    look(target as *mut u64, 0..words, |index| word(index, 50));
-}
-
-/// Forks when no descriptor is free.
-fn full() {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(FEW_DESCRIPTORS), maximum }).expect("lowered");
-    let mut all = Vec::new();
-    while let Ok(another) = std::io::stdin().as_fd().try_clone_to_owned() {
-        all.push(another);
-    }
-    crowd(CROWD, false);
-    assert!(std::io::stdin().as_fd().try_clone_to_owned().is_err(), "none is free");
 }
 
 /// Anonymous memory, by the C library's function.
