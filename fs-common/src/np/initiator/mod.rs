@@ -5,11 +5,12 @@
 //! * `order`: which accesses may be under way together.
 //! * `optimistic`: the one-sided way; `checks`: what a READ of entries checks.
 //! * `calls`: the two-sided way; `streak`: when it is gone without a try of the one-sided one.
-//! * `flight`: an access under way; `peer`: all of them.
+//! * `flight`: an access under way; `peer`: all of them; `local`: their local memory.
 
 mod calls;
 mod checks;
 mod flight;
+mod local;
 mod optimistic;
 mod order;
 mod peer;

@@ -38,12 +38,12 @@ impl NpPeer {
     /// Posts an access of which it is told whether it met an absent page.
     pub(super) fn post_told(&mut self, slot: usize) {
         let wr = &self.flights[slot].wr;
-        let Some((region, at)) = self.local(wr) else { return };
+        let Some((local, at)) = self.local(wr) else { return };
         let remote = self.welcome.region.at(wr.offset);
         let access = SendWr {
             wr_id: WrId(slot as u64),
             op: if wr.op.changes() { SendOp::Write(remote) } else { SendOp::Read(remote) },
-            local: region.sge(at, wr.len).into(),
+            local: local.sge(at, wr.len).into(),
             signaled: false,
         };
         self.posts.push(access);
@@ -67,11 +67,11 @@ impl NpPeer {
 
     pub(super) fn post_read(&mut self, slot: usize) {
         let wr = &self.flights[slot].wr;
-        let Some((region, at)) = self.local(wr) else { return };
+        let Some((local, at)) = self.local(wr) else { return };
         let read = SendWr {
             wr_id: WrId(READ_DONE << 32 | slot as u64),
             op: SendOp::Read(self.welcome.region.at(wr.offset)),
-            local: region.sge(at, wr.len).into(),
+            local: local.sge(at, wr.len).into(),
             signaled: true,
         };
         self.posts.push(read);
@@ -79,13 +79,13 @@ impl NpPeer {
 
     pub(super) fn post_write(&mut self, slot: usize) {
         let flight = &self.flights[slot];
-        let Some((region, at)) = self.local(&flight.wr) else { return };
+        let Some((local, at)) = self.local(&flight.wr) else { return };
         let (pages, len) = (flight.pages(), flight.wr.len);
         let count = pages.end() - pages.start() + 1;
         let write = SendWr {
             wr_id: WrId(slot as u64),
             op: SendOp::Write(self.welcome.region.at(flight.wr.offset)),
-            local: region.sge(at, len).into(),
+            local: local.sge(at, len).into(),
             signaled: false,
         };
         if !self.recall(slot, &pages) {
@@ -162,14 +162,14 @@ impl NpPeer {
         let flight = &self.flights[slot];
         let mut missing: Option<(usize, usize)> = None;
         if (!flight.told || flight.absent)
-            && let Some((region, at)) = self.local(&flight.wr)
+            && let Some((local, at)) = self.local(&flight.wr)
         {
             let (offset, len) = (flight.wr.offset, flight.wr.len as usize);
             let mut start = 0;
             while start < len {
                 let in_page = ((offset + start as u64) % PAGE_SIZE as u64) as usize;
                 let part = (PAGE_SIZE - in_page).min(len - start);
-                if is_signature(&self.welcome, region.memory(), at as usize + start, in_page, part) {
+                if is_signature(&self.welcome, local.memory(), at as usize + start, in_page, part) {
                     missing = widened(missing, (start, part));
                 }
                 start += part;

@@ -11,6 +11,7 @@
 use super::calls::{CALL_SENT, CALLS_LEN, Calls, Piece, greet};
 use super::checks::Checks;
 use super::flight::Flight;
+use super::local::LocalMemory;
 use super::order::{Span, UnderWay};
 use super::request::{NpCompletion, NpError, NpLocal, NpOp, NpSettings, NpStatus, NpWr, PeerFigures};
 use super::streak::Streak;
@@ -54,7 +55,7 @@ pub struct NpPeer {
     pub(super) versions: Versions,
     pub(super) streak: Streak,
     /// Local memory that was registered.
-    locals: Vec<Arc<dyn MemoryRegion>>,
+    locals: Vec<LocalMemory>,
     pub(super) flights: Vec<Flight>,
     free: Vec<usize>,
     /// The accesses under way, which each new one is compared with.
@@ -144,13 +145,13 @@ impl NpPeer {
     /// `RdmaError` if the device cannot.
     pub fn register(&mut self, memory: Arc<SharedMemory>) -> Result<NpLocal, RdmaError> {
         let access = Access { local_write: true, remote_read: true, remote_write: true, ..Access::NONE };
-        self.locals.push(self.domain.register(memory, access)?);
+        self.locals.push(LocalMemory::new(self.domain.register(memory, access)?));
         Ok(NpLocal(self.locals.len() as u32 - 1))
     }
 
     /// The local memory of a request that was checked, and the first byte in it.
-    pub(super) fn local(&self, wr: &NpWr) -> Option<(&dyn MemoryRegion, u64)> {
-        wr.local.map(|(local, at)| (&*self.locals[local.0 as usize], at))
+    pub(super) fn local(&self, wr: &NpWr) -> Option<(&LocalMemory, u64)> {
+        wr.local.map(|(local, at)| (&self.locals[local.0 as usize], at))
     }
 
     /// Length of the region in bytes.
@@ -212,7 +213,7 @@ impl NpPeer {
         let len = u64::from(wr.len);
         let local = match wr.local {
             Some((local, at)) => {
-                (self.locals.get(local.0 as usize)).is_some_and(|region| region.memory().contains(at, len))
+                (self.locals.get(local.0 as usize)).is_some_and(|known| known.memory().contains(at, len))
             }
             None => wr.op.is_atomic(),
         };
@@ -390,14 +391,12 @@ impl NpPeer {
     /// Asks the target for a part of an access.
     pub(super) fn ask(&mut self, slot: usize, start: usize, end: usize) {
         let wr = self.flights[slot].wr;
-        let local = wr.local.map(|(local, at)| (self.locals[local.0 as usize].clone(), at));
+        let local = wr.local.map(|(local, at)| (&self.locals[local.0 as usize], at));
         let mut done = start;
         while done < end {
             let len = (end - done).min(PIECE_MAX as usize);
             let inline = len <= INLINE_MAX;
-            let buffer = local
-                .as_ref()
-                .map(|(region, at)| (region.rkey().0, region.first_address() + at + done as u64));
+            let buffer = local.map(|(memory, at)| memory.remote(at + done as u64));
             let (rkey, address) = buffer.unwrap_or_default();
             let op = match wr.op {
                 NpOp::CompareSwap { expect, swap } => RequestOp::CompareSwap { expect, swap },
@@ -406,8 +405,8 @@ impl NpPeer {
                 NpOp::Read => RequestOp::Read { len: len as u32, rkey, address },
                 NpOp::Write if inline => {
                     let mut bytes = vec![0; len];
-                    if let Some((region, at)) = &local {
-                        region.memory().read(*at as usize + done, &mut bytes);
+                    if let Some((local, at)) = local {
+                        local.memory().read(at as usize + done, &mut bytes);
                     }
                     RequestOp::WriteInline(bytes)
                 }
@@ -434,9 +433,9 @@ impl NpPeer {
         // Answers come once for each piece that was asked for, and its access waits for them.
         let wr = self.flights[piece.access].wr;
         if !bytes.is_empty()
-            && let Some((region, at)) = self.local(&wr)
+            && let Some((local, at)) = self.local(&wr)
         {
-            region.memory().write(at as usize + piece.done as usize, &bytes);
+            local.memory().write(at as usize + piece.done as usize, &bytes);
         }
         let flight = &mut self.flights[piece.access];
         if status != Status::Done {
