@@ -68,12 +68,14 @@ impl SpinBudget {
         Duration::from_nanos(self.spin_ns.load(Ordering::Relaxed))
     }
 
-    /// One turn of a spinning loop: any other thread that is ready on this core goes first. After a turn that took long the budget is zero for a
-    /// while.
-    pub fn pause(&self) {
+    /// One turn of a spinning loop: any other thread that is ready on this core goes first. Returns when it ended. After a turn that took long the budget
+    /// is zero for a while.
+    pub fn pause(&self) -> Instant {
         let began = Instant::now();
         pause();
-        self.paused(began, began.elapsed());
+        let ended = Instant::now();
+        self.paused(began, ended - began);
+        ended
     }
 
     fn paused(&self, began: Instant, took: Duration) {

@@ -299,8 +299,7 @@ impl SoftCq {
     fn spin(&self, attached: &Attached, start: Instant, timeout: Duration) -> bool {
         let mut now = start;
         while attached.is_spun_over() && now - start < self.budget.spin(now).min(timeout) {
-            self.budget.pause();
-            now = Instant::now();
+            now = self.budget.pause();
             self.pump_rings(attached);
             self.pump_sockets(attached);
             if !self.is_empty() {

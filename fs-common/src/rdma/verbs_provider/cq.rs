@@ -390,8 +390,7 @@ impl CompletionQueue for VerbsCq {
         let start = Instant::now();
         let mut now = start;
         while now - start < self.budget.spin(now).min(timeout) {
-            self.budget.pause();
-            now = Instant::now();
+            now = self.budget.pause();
             if self.has_some() {
                 self.budget.waited(now - start);
                 return;

@@ -31,13 +31,12 @@ use crate::rdma::soft::region::KeyHasher;
 use crate::rdma::soft::sys;
 use crate::spin::SpinBudget;
 use parking_lot::Mutex;
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, RandomState};
 use std::io;
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -47,6 +46,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Token of the doorbell; connections' tokens are queue pair numbers, which start at 1.
 const BELL_TOKEN: u64 = 0;
 const EVENTS_PER_WAIT: usize = 64;
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Time of consecutive turns before the engine looks for further connections.
 const ROUND: Duration = Duration::from_micros(50);
 /// The same, and the length of one turn, while several peers have work: two or three small requests with their answers.
@@ -270,19 +270,30 @@ impl Engine {
         }
     }
 
-    /// Looks for events until the budget since `start` is used up; returns whether there are any.
-    fn spin(&self, start: Instant, budget: &SpinBudget) -> bool {
+    /// Waits for events, first spinning, then asleep for as long as `timeout`. Returns how many.
+    fn wait(
+        &self,
+        events: &mut [epoll::Event],
+        timeout: Option<&Timespec>,
+        budget: &SpinBudget,
+    ) -> rustix::io::Result<usize> {
+        let start = Instant::now();
         let mut now = start;
         while now - start < budget.spin(now) {
-            budget.pause();
-            now = Instant::now();
-            let now = sys::timespec(Duration::ZERO);
-            let ready = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&now));
-            if ready != Ok(0) {
-                return true;
+            now = budget.pause();
+            match self.look(events) {
+                Ok(0) => {}
+                found => return found,
             }
         }
-        false
+        let waited = epoll::wait(&self.epoll, events, timeout);
+        budget.waited(start.elapsed());
+        waited
+    }
+
+    /// Takes the events that are there. Returns how many.
+    fn look(&self, events: &mut [epoll::Event]) -> rustix::io::Result<usize> {
+        epoll::wait(&self.epoll, events, Some(&AT_ONCE))
     }
 
     /// Gives a connection its turn, which begins now; returns whether it lingers then.
@@ -309,9 +320,9 @@ impl Engine {
     }
 
     fn run(&self) {
-        let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS_PER_WAIT];
+        let nothing = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(BELL_TOKEN) };
+        let mut events = [nothing; EVENTS_PER_WAIT];
         let tick = sys::timespec(LINGER);
-        let at_once = sys::timespec(Duration::ZERO);
         let (mut lingering, mut holding) = (false, false);
         let mut looked = Instant::now();
         let mut swept = looked;
@@ -319,19 +330,12 @@ impl Engine {
         let budget = SpinBudget::new();
         while !self.stopping.load(Ordering::Acquire) {
             let waited = if turns.queue.is_empty() {
-                let idle_since = Instant::now();
-                let caught = self.spin(idle_since, &budget);
-                let timeout = (lingering || holding).then_some(&tick);
-                let waited = epoll::wait(&self.epoll, &mut space[..], timeout);
-                if !caught {
-                    budget.waited(idle_since.elapsed());
-                }
-                waited
+                self.wait(&mut events, (lingering || holding).then_some(&tick), &budget)
             } else {
-                epoll::wait(&self.epoll, &mut space[..], Some(&at_once))
+                self.look(&mut events)
             };
             let events = match waited {
-                Ok((events, _)) => &*events,
+                Ok(count) => &events[..count],
                 Err(rustix::io::Errno::INTR) => continue,
                 // All connections would stall without a message.
                 Err(error) => panic!("the NIC engine cannot wait for its sockets: {error}"),
