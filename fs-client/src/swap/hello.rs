@@ -182,16 +182,14 @@ mod tests {
         let path = directory.path().join("swap");
         let listener = listen(&path).expect("a socket");
         let mut strangers = Strangers::default();
-        let _connected: Vec<_> = (0..3)
-            .map(|_| {
-                let socket =
-                    rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
-                rustix::net::connect(&socket, &SocketAddrUnix::new(&path).expect("a path"))
-                    .expect("connected");
-                strangers.accept(&listener).expect("accepted");
-                socket
-            })
-            .collect();
+        let connect = |strangers: &mut Strangers| {
+            let socket =
+                rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+            rustix::net::connect(&socket, &SocketAddrUnix::new(&path).expect("a path")).expect("connected");
+            strangers.accept(&listener).expect("accepted");
+            socket
+        };
+        let _connected: Vec<_> = (0..3).map(|_| connect(&mut strangers)).collect();
         let before: Vec<_> = strangers.sockets().map(AsRawFd::as_raw_fd).collect();
         let taken = strangers.take(&[false, true, false]);
         assert_eq!(taken.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(), [before[1]]);
@@ -200,10 +198,7 @@ mod tests {
         let youngest = strangers.0[1].0.as_raw_fd();
         for number in 0..STRANGERS_MAX {
             assert_eq!(strangers.sockets().count(), (2 + number).min(STRANGERS_MAX));
-            let socket =
-                rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
-            rustix::net::connect(&socket, &SocketAddrUnix::new(&path).expect("a path")).expect("connected");
-            strangers.accept(&listener).expect("accepted");
+            drop(connect(&mut strangers));
             if number == STRANGERS_MAX - 2 {
                 assert_eq!(strangers.0[0].0.as_raw_fd(), youngest, "the oldest is forgotten");
             }

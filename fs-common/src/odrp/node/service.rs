@@ -115,7 +115,6 @@ impl Shared {
                 client.heard();
                 match question {
                     Question::Beat => Ok(Answer::Heard),
-                    Question::Figures => Ok(Answer::Figures(self.figures(state))),
                     Question::Mapped { first } => {
                         let pages = client.table.pages;
                         let end = first.saturating_add(MAPPED_PER_ANSWER).min(pages);
@@ -127,7 +126,7 @@ impl Shared {
                         Ok(Answer::Mapped { bits })
                     }
                     Question::Why { kind } => Ok(Answer::Broke { why: client.why(kind) }),
-                    Question::Join { .. } | Question::Attach { .. } => {
+                    Question::Join { .. } | Question::Attach { .. } | Question::Figures => {
                         Err("the client has joined on this connection already".to_owned())
                     }
                 }
