@@ -9,6 +9,7 @@ use crate::fuse::{MountEntry, MountTable, resolve_mountpoint};
 use crate::preload::{Count, Counts, PLAN_VARIABLE, Plan, PlannedMount};
 use anyhow::{Context, bail};
 use clap::Args;
+use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGQUIT};
 use signal_hook::flag;
 use std::ffi::{OsStr, OsString};
@@ -17,7 +18,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::Arc;
 
 /// The loader's variable (ld.so(8)).
@@ -72,12 +73,32 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
     }
     plan.counts = Some(path.clone());
     command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
-    let status = command.status();
+    let status = spawn(&mut command, name).map(|mut program| program.wait());
     // Programs that still run have it mapped; those that start from now on count no more.
     let _ = std::fs::remove_file(&path);
-    let status = status.map_err(|error| NotStarted::new(error, name))?;
+    let status = status?.context("cannot wait for the program")?;
     cuttlefs_common::tell!("{}", report(&counts, plan.mounts.len()));
     Ok(exit_code(status))
+}
+
+/// Starts a program. What the kernel knows no way to execute is a script for the shell, as it is for execvp(3), which posix_spawn(3) does not follow.
+pub(super) fn spawn(command: &mut Command, name: &OsStr) -> Result<Child, NotStarted> {
+    let mut started = command.spawn();
+    let is_for_shell = |error: &std::io::Error| Errno::from_io_error(error) == Some(Errno::NOEXEC);
+    if started.as_ref().is_err_and(is_for_shell)
+        && let Some(script) = find(name)
+    {
+        let mut shell = Command::new("/bin/sh");
+        shell.arg(script).args(command.get_args());
+        for (variable, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(variable, value),
+                None => shell.env_remove(variable),
+            };
+        }
+        started = shell.spawn();
+    }
+    started.map_err(|error| NotStarted::new(error, name))
 }
 
 /// A program did not start. The command's exit code says so as that of env(1) and of shells does.
@@ -214,6 +235,7 @@ fn report(counts: &Counts, mounts: usize) -> String {
 mod tests {
     use super::*;
     use cuttlefs_common::explain::explain;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn the_report_names_what_happened() {
@@ -257,6 +279,17 @@ mod tests {
         let directory = not_started("/");
         assert_eq!(explain(&directory), "cannot run /: Permission denied (os error 13)");
         assert_eq!(code(&directory), format!("{:?}", ExitCode::from(126)));
+    }
+
+    #[test]
+    fn a_script_that_names_no_interpreter_is_the_shells() {
+        let scripts = tempfile::tempdir().expect("a directory");
+        let script = scripts.path().join("script");
+        std::fs::write(&script, "exit $(($1 + $TWO))").expect("written");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        let mut command = Command::new(&script);
+        let status = spawn(command.arg("5").env("TWO", "2"), script.as_os_str()).expect("started").wait();
+        assert_eq!(status.expect("it ended").code(), Some(7));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The swapper is `crate::swap`; this is the command around it: it joins the node (or starts one of its own), starts the program, and reports.
 
 use super::connect::{Trust, device};
-use super::preload::{NotStarted, before_others, exit_code};
+use super::preload::{before_others, exit_code, spawn};
 use super::programs;
 use super::run_state;
 use crate::swap::wire::{PAGE, PLAN_VARIABLE, Plan};
@@ -105,9 +105,9 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     command.args(arguments).env("LD_PRELOAD", before_others(&library)).env(PLAN_VARIABLE, plan.encode());
     // The program has its caller's limit. This process has it for that moment, in which it opens nothing.
     setrlimit(Resource::Nofile, callers_limit).context("cannot lower the limit of open files")?;
-    let program = command.spawn();
+    let program = spawn(&mut command, name);
     let raised = descriptors::raise_limit();
-    let mut program = program.map_err(|error| NotStarted::new(error, name))?;
+    let mut program = program?;
     if let Err(error) = raised {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
