@@ -138,7 +138,7 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
 fn join(device: &Arc<dyn Device>, endpoint: &Endpoint, pages: u64) -> anyhow::Result<RemotePages> {
     RemotePages::join(device, endpoint, JoinOptions { pages }).map_err(|error| {
         let what = match &error {
-            RemoteError::Rdma(RdmaError::Handshake { .. }) => {
+            RemoteError::Rdma(RdmaError::Handshake { .. } | RdmaError::Closed) => {
                 "; what listens there is no `cuttlefsd memory` of this version, hangs, or is stopping"
             }
             _ => "",
@@ -210,6 +210,7 @@ impl OwnNode {
 mod tests {
     use super::*;
     use clap::Parser;
+    use cuttlefs_common::rdma::QpConfig;
     use std::os::unix::fs::PermissionsExt;
 
     #[derive(Parser)]
@@ -231,6 +232,23 @@ mod tests {
         let mode = std::fs::metadata(&socket).expect("a socket").permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
         join(&own.device, &own.endpoint, 16).expect("its own user");
+    }
+
+    #[test]
+    fn who_hangs_up_on_a_question_may_be_another_server() {
+        let directory = tempfile::tempdir().expect("directory");
+        let endpoint = Endpoint::Unix(directory.path().join("other"));
+        let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
+        let domain = device.alloc_pd().expect("a domain");
+        let listener = domain.listen(&endpoint).expect("a listener");
+        let completions = device.create_cq(16).expect("a queue");
+        std::thread::scope(|scope| {
+            let joining = scope.spawn(|| join(&device, &endpoint, 16).map(drop));
+            let incoming = listener.accept().expect("a connection");
+            drop(incoming.accept(QpConfig::new(&completions, 4, 4), Vec::new()).expect("accepted"));
+            let error = joining.join().expect("no panic").expect_err("no node").to_string();
+            assert!(error.contains("no `cuttlefsd memory`"), "{error}");
+        });
     }
 
     #[test]
