@@ -20,9 +20,9 @@ impl<R: Remote> Swapper<R> {
             self.spares.keep(&process.uffd);
             match process.uffd.read() {
                 Ok(None) => return Ok(count),
-                Ok(Some(Message::Fork(uffd))) => {
+                Ok(Some(fork @ Message::Fork(_))) => {
                     let behind = process.behind_fork.take();
-                    self.forked(id, uffd);
+                    self.message(id, fork, asked);
                     self.spares.came();
                     for message in behind.into_iter().flatten() {
                         self.message(id, message, asked);
