@@ -6,7 +6,7 @@
 use super::connect::Trust;
 use super::key;
 use super::run_state::RunState;
-use crate::fuse::{MountTable, resolve_mountpoint};
+use crate::fuse::MountTable;
 use crate::native::{ConnectOptions, Defragmented, NativeError, OpenOptions, Session, Status};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -107,9 +107,8 @@ impl<'a> Work<'a> {
     /// Connects to the server of the mount in which a path is.
     fn begin(path: &Path, args: &'a DefragmentArgs, is_ended: &'a AtomicBool) -> anyhow::Result<Self> {
         let missing = || format!("there is no {}", path.display());
-        // Before the path, which cannot be followed without it.
         let table = MountTable::read()?;
-        let real = resolve_mountpoint(path).with_context(missing)?;
+        let real = table.resolve(path).with_context(missing)?;
         let entry = table.containing(&real).filter(|entry| entry.is_cuttlefs());
         let entry = entry.with_context(|| {
             format!("{} is in no mount of cuttlefs; name a file or a folder in one", path.display())

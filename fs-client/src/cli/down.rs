@@ -4,7 +4,7 @@ use super::process::{ProcessId, RunningProcess};
 use super::run_state::RunState;
 use super::server_process::STOP_LIMIT;
 use super::unmount::{end_copies, prepare, unmount, wait_for_end};
-use crate::fuse::{MountTable, resolve_mountpoint};
+use crate::fuse::MountTable;
 use anyhow::{Context, bail};
 use clap::Args;
 use std::path::PathBuf;
@@ -24,9 +24,9 @@ pub(super) struct DownArgs {
 }
 
 pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
-    // Before the mount point, which cannot be found without it.
     let table = MountTable::read()?;
-    let mountpoint = resolve_mountpoint(&args.mountpoint)
+    let mountpoint = table
+        .resolve(&args.mountpoint)
         .with_context(|| format!("there is no {}", args.mountpoint.display()))?;
     let mounted = table.at(&mountpoint).filter(|entry| entry.is_cuttlefs());
     let state = RunState::load(&mountpoint)?;

@@ -4,7 +4,7 @@ use super::made::Made;
 use super::run_state::RunState;
 use super::unmount::detach;
 use crate::deadline::within;
-use crate::fuse::{MountTable, resolve_mountpoint};
+use crate::fuse::MountTable;
 use anyhow::{Context, anyhow, bail};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(5);
 pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
     let table = MountTable::read()?;
     let is_cuttlefs = |place: PathBuf| table.containing(&place).is_some_and(|entry| entry.is_cuttlefs());
-    if resolve_mountpoint(path).is_ok_and(|place| table.at(&place).is_some() || is_cuttlefs(place)) {
+    if table.resolve(path).is_ok_and(|place| table.at(&place).is_some() || is_cuttlefs(place)) {
         return Ok(Made::nothing());
     }
     if path.symlink_metadata().is_ok() {
@@ -30,7 +30,7 @@ pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
 pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
     let missing = || format!("there is no {}; make it with: mkdir -p {}", path.display(), path.display());
     let table = MountTable::read()?;
-    let mountpoint = resolve_mountpoint(path).with_context(missing)?;
+    let mountpoint = table.resolve(path).with_context(missing)?;
     let mounted = table.at(&mountpoint).filter(|entry| entry.mountpoint != Path::new("/"));
     if let Some(entry) = mounted {
         if entry.is_cuttlefs() {

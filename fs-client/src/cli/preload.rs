@@ -5,7 +5,7 @@
 
 use super::programs;
 use super::run_state::{self, RunState};
-use crate::fuse::{MountEntry, MountTable, resolve_mountpoint};
+use crate::fuse::{MountEntry, MountTable};
 use crate::preload::{Count, Counts, PLAN_VARIABLE, Plan, PlannedMount};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -186,8 +186,8 @@ fn planned(named: &[PathBuf]) -> anyhow::Result<Vec<PlannedMount>> {
         return Ok(mounts);
     }
     let one = |directory: &PathBuf| {
-        let path = resolve_mountpoint(directory)
-            .with_context(|| format!("cannot look up {}", directory.display()))?;
+        let path =
+            table.resolve(directory).with_context(|| format!("cannot look up {}", directory.display()))?;
         let mount = table.containing(&path).filter(|mount| mount.is_cuttlefs());
         let mount = mount.with_context(|| format!("{} is in no mount of cuttlefs", directory.display()))?;
         plan(mount)?.with_context(|| {

@@ -6,7 +6,7 @@
 //! looks into the mount.
 
 use super::mount_options::MountOptions;
-use crate::fuse::{FuseSettings, MountTable, resolve_mountpoint};
+use crate::fuse::{FuseSettings, MountTable};
 use anyhow::{Context, bail};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
@@ -29,9 +29,8 @@ fn words(lists: &[String]) -> impl Iterator<Item = &str> {
 
 /// Remounts with the mount's present flags, as these options change them.
 pub(super) fn run(path: &Path, lists: &[String]) -> anyhow::Result<()> {
-    // Before the mount point, which cannot be found without it.
     let table = MountTable::read()?;
-    let mountpoint = resolve_mountpoint(path).with_context(|| format!("there is no {}", path.display()))?;
+    let mountpoint = table.resolve(path).with_context(|| format!("there is no {}", path.display()))?;
     let Some(entry) = table.at(&mountpoint).filter(|entry| entry.is_cuttlefs()) else {
         bail!(
             "cuttlefs is not mounted at {}; mount it first, without the option `remount`",

@@ -8,7 +8,7 @@ use super::key;
 use super::memory_status;
 use super::run_state::{self, RunState};
 use super::summary::{PARTS, summary};
-use crate::fuse::{MountTable, resolve_mountpoint};
+use crate::fuse::MountTable;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use cuttlefs_common::explain::explain;
@@ -180,9 +180,8 @@ impl Asked {
             return Ok(Self { server: server_or_mount.parse()?, mountpoint: None });
         }
         let missing = || format!("there is no {server_or_mount}; write a mounted path or tcp://HOST:PORT");
-        // Before the mount point, which cannot be found without it.
         let table = MountTable::read()?;
-        let path = resolve_mountpoint(Path::new(server_or_mount)).with_context(missing)?;
+        let path = table.resolve(Path::new(server_or_mount)).with_context(missing)?;
         match table.containing(&path) {
             Some(entry) if entry.is_cuttlefs() => {
                 let server = entry.source.parse().with_context(|| {

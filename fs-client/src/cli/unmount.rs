@@ -4,7 +4,7 @@ use super::busy;
 use super::connection::{abort, abort_file};
 use super::figures::{self, Ask, MountCondition};
 use super::run_state::RunState;
-use crate::fuse::{MountEntry, MountTable, resolve_mountpoint};
+use crate::fuse::{MountEntry, MountTable};
 use anyhow::{Context, bail};
 use clap::Args;
 use rustix::io::Errno;
@@ -41,9 +41,9 @@ pub(super) struct UmountArgs {
 }
 
 pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
-    // Before the mount point, which cannot be found without it.
     let table = MountTable::read()?;
-    let mountpoint = resolve_mountpoint(&args.mountpoint)
+    let mountpoint = table
+        .resolve(&args.mountpoint)
         .with_context(|| format!("there is no {}", args.mountpoint.display()))?;
     let state = RunState::load(&mountpoint)?;
     let mounted = match table.at(&mountpoint) {

@@ -56,6 +56,53 @@ impl MountTable {
         Ok(Self::parse(&table))
     }
 
+    /// The path of a mount point, or of a file in a mount, as the kernel names it.
+    ///
+    /// Nothing in a cuttlefs mount is accessed, and of other mounts not the mount point itself, not even by `lstat`: the mount may be dead, or hang
+    /// because its server is away, and the caller may be the command that is to end it. So the path is followed step by step here, and the part of it
+    /// that is in a cuttlefs mount is taken as it is written.
+    ///
+    /// # Errors
+    /// A directory on the way cannot be accessed.
+    pub fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        let absolute = std::path::absolute(path)?;
+        let components =
+            |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
+        // The components that are still to be followed, in reverse order.
+        let mut ahead = components(&absolute);
+        let mut resolved = PathBuf::from("/");
+        let mut links = 0;
+        while let Some(part) = ahead.pop() {
+            if part == ".." {
+                resolved.pop();
+                continue;
+            }
+            // If the component is the root directory, it replaces the whole path.
+            resolved.push(&part);
+            let is_in_cuttlefs = self.containing(&resolved).is_some_and(MountEntry::is_cuttlefs);
+            // A mount point is no symlink.
+            if part == "." || is_in_cuttlefs || self.at(&resolved).is_some() {
+                continue;
+            }
+            match resolved.symlink_metadata() {
+                Ok(found) if found.is_symlink() => {
+                    links += 1;
+                    if links > MOST_LINKS {
+                        return Err(rustix::io::Errno::LOOP.into());
+                    }
+                    let target = resolved.read_link()?;
+                    resolved.pop();
+                    ahead.extend(components(&target));
+                }
+                Ok(_) => {}
+                // The last component need not exist: the caller decides about that.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && ahead.is_empty() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(resolved)
+    }
+
     /// Reads the table of another process's mount namespace, as far as that process sees it.
     ///
     /// # Errors
@@ -126,55 +173,12 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The path of a mount point, or of a file in a mount, as the kernel names it.
-///
-/// Nothing in a cuttlefs mount is accessed, and of other mounts not the mount point itself, not even by `lstat`: the mount may be dead, or hang
-/// because its server is away, and the caller may be the command that is to end it. So the path is followed step by step here, and the part of it
-/// that is in a cuttlefs mount is taken as it is written.
+/// [`MountTable::resolve`] by the table of now.
 ///
 /// # Errors
-/// A directory on the way cannot be accessed.
+/// As there, and of [`MountTable::read`].
 pub fn resolve_mountpoint(path: &Path) -> io::Result<PathBuf> {
-    resolve(path, &MountTable::read()?)
-}
-
-fn resolve(path: &Path, table: &MountTable) -> io::Result<PathBuf> {
-    let absolute = std::path::absolute(path)?;
-    let components =
-        |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
-    // The components that are still to be followed, in reverse order.
-    let mut ahead = components(&absolute);
-    let mut resolved = PathBuf::from("/");
-    let mut links = 0;
-    while let Some(part) = ahead.pop() {
-        if part == ".." {
-            resolved.pop();
-            continue;
-        }
-        // If the component is the root directory, it replaces the whole path.
-        resolved.push(&part);
-        let is_in_cuttlefs = table.containing(&resolved).is_some_and(MountEntry::is_cuttlefs);
-        // A mount point is no symlink.
-        if part == "." || is_in_cuttlefs || table.at(&resolved).is_some() {
-            continue;
-        }
-        match resolved.symlink_metadata() {
-            Ok(found) if found.is_symlink() => {
-                links += 1;
-                if links > MOST_LINKS {
-                    return Err(rustix::io::Errno::LOOP.into());
-                }
-                let target = resolved.read_link()?;
-                resolved.pop();
-                ahead.extend(components(&target));
-            }
-            Ok(_) => {}
-            // The last component need not exist: the caller decides about that.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && ahead.is_empty() => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(resolved)
+    MountTable::read()?.resolve(path)
 }
 
 #[cfg(test)]
@@ -235,12 +239,12 @@ mod tests {
         let line = format!("1 2 0:3 / {}/mnt rw - fuse.cuttlefs tcp://a rw", real.display());
         let table = MountTable::parse(line.as_bytes());
         std::os::unix::fs::symlink("mnt/deep", real.join("link")).expect("symlink");
-        let resolved = |path: &str| resolve(&real.join(path), &table).expect(path);
+        let resolved = |path: &str| table.resolve(&real.join(path)).expect(path);
         assert_eq!(resolved("mnt/a/b"), real.join("mnt/a/b"));
         assert_eq!(resolved("./mnt/a/../b/."), real.join("mnt/b"));
         assert_eq!(resolved("link/er"), real.join("mnt/deep/er"));
         assert_eq!(resolved("mnt/../other"), real.join("other"));
-        assert!(resolve(&real.join("elsewhere/a"), &table).is_err());
+        assert!(table.resolve(&real.join("elsewhere/a")).is_err());
     }
 
     proptest::proptest! {
