@@ -65,6 +65,7 @@ impl NpPeer {
         ended > 0
     }
 
+    #[inline]
     pub(super) fn post_read(&mut self, slot: usize) {
         let wr = &self.flights[slot].wr;
         let Some((local, at)) = self.local(wr) else { return };
@@ -158,6 +159,7 @@ impl NpPeer {
     }
 
     /// Looks for the signature in what a READ brought.
+    #[inline]
     pub(super) fn check_read(&mut self, slot: usize) {
         let flight = &self.flights[slot];
         let mut missing: Option<(usize, usize)> = None;
@@ -179,9 +181,10 @@ impl NpPeer {
         match missing {
             None => {
                 self.figures.one_sided += 1;
-                self.finish(slot);
+                if self.is_alone { self.finish_alone(slot) } else { self.finish(slot) }
             }
             Some((start, end)) => {
+                self.enter_alone();
                 self.figures.read_faults += 1;
                 self.ask(slot, start, end);
             }
@@ -252,6 +255,7 @@ fn is_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: us
     is_all_signature(welcome, memory, at, in_page, len)
 }
 
+#[inline(never)]
 fn is_all_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: usize, len: usize) -> bool {
     let mut first = [0; 32];
     let first = &mut first[..len.min(32)];

@@ -7,6 +7,7 @@
 //! * The last work request of a chain is signaled, and completions come in order: so each wr_id that is polled is of the access that is in its slot. Where
 //!   completions tell of absent pages, nothing is signaled, and an access leaves its slot when its doorbell is known to be done, or with the READ behind it.
 //! * Pending, under way, and completed but not taken: no more than the depth.
+//! * While a READ goes alone (`alone`) nothing else is pending or under way, and no slot is in use.
 
 use super::calls::{CALL_SENT, CALLS_LEN, Calls, Piece, greet};
 use super::checks::Checks;
@@ -48,7 +49,7 @@ pub struct NpPeer {
     qp: Arc<dyn QueuePair>,
     completions: Arc<dyn CompletionQueue>,
     domain: Arc<dyn ProtectionDomain>,
-    settings: NpSettings,
+    pub(super) settings: NpSettings,
     pub(super) welcome: Welcome,
     pub(super) control: Arc<dyn MemoryRegion>,
     calls: Calls,
@@ -57,15 +58,18 @@ pub struct NpPeer {
     /// Local memory that was registered.
     locals: Vec<LocalMemory>,
     pub(super) flights: Vec<Flight>,
-    free: Vec<usize>,
+    pub(super) free: Vec<usize>,
+    /// A READ is under way alone.
+    pub(super) is_alone: bool,
     /// The accesses under way, which each new one is compared with.
-    under_way: UnderWay,
-    pending: VecDeque<NpWr>,
+    pub(super) under_way: UnderWay,
+    pub(super) pending: VecDeque<NpWr>,
     /// Accesses that are to be checked.
     pub(super) checks: Checks,
     pub(super) posts: Vec<SendWr>,
     polled: Vec<Completion>,
-    done: VecDeque<NpCompletion>,
+    /// A list, which a caller that has none of its own takes whole.
+    pub(super) done: Vec<NpCompletion>,
     /// Polls since the last that looked at the completion queue.
     polls: u32,
     /// Completions tell of absent pages.
@@ -124,12 +128,13 @@ impl NpPeer {
             locals: Vec::new(),
             flights: (0..depth).map(|_| Flight::FREE).collect(),
             free: (0..depth).rev().collect(),
+            is_alone: false,
             under_way: UnderWay::new(depth),
             pending: VecDeque::new(),
             checks: Checks::default(),
             posts: Vec::new(),
             polled: Vec::new(),
-            done: VecDeque::new(),
+            done: Vec::new(),
             polls: 0,
             tells,
             silent_since: None,
@@ -166,7 +171,8 @@ impl NpPeer {
 
     /// Requests that are under way or wait, or whose completions were not taken.
     pub fn outstanding(&self) -> usize {
-        self.pending.len() + self.flights.len() - self.free.len() + self.done.len()
+        let entered = self.flights.len() - self.free.len();
+        self.pending.len() + entered + usize::from(self.is_alone) + self.done.len()
     }
 
     /// Posts a request.
@@ -174,7 +180,14 @@ impl NpPeer {
     /// # Errors
     /// `NpError`: it was not posted.
     pub fn post(&mut self, wr: NpWr) -> Result<(), NpError> {
-        self.post_all(std::iter::once(wr)).map(drop)
+        if !self.goes_alone(&wr) {
+            return self.post_all(std::iter::once(wr)).map(drop);
+        }
+        self.check(&wr)?;
+        self.silent_since = None;
+        self.post_alone(&wr);
+        self.ring();
+        Ok(())
     }
 
     /// Posts requests in order, with one doorbell where their order allows. Returns how many.
@@ -182,6 +195,7 @@ impl NpPeer {
     /// # Errors
     /// `NpError` of the first that was not posted; those before it were.
     pub fn post_all(&mut self, requests: impl IntoIterator<Item = NpWr>) -> Result<usize, NpError> {
+        self.enter_alone();
         let mut posted = 0;
         let mut refused = None;
         for wr in requests {
@@ -200,6 +214,7 @@ impl NpPeer {
         refused.map_or(Ok(posted), Err)
     }
 
+    #[inline]
     fn check(&self, wr: &NpWr) -> Result<(), NpError> {
         if self.is_over {
             return Err(NpError::Closed);
@@ -228,13 +243,13 @@ impl NpPeer {
         if self.done.is_empty() || self.polls >= POLLS_PER_LOOK {
             self.look();
         }
-        let count = self.done.len().min(max);
-        // One by one: nearly always it is one, and a drain takes as long as some.
-        for _ in 0..count {
-            if let Some(done) = self.done.pop_front() {
-                out.push(done);
-            }
+        if out.is_empty() && self.done.len() <= max {
+            // Nearly always. The lists change places, which costs less than a copy.
+            std::mem::swap(out, &mut self.done);
+            return out.len();
         }
+        let count = self.done.len().min(max);
+        out.extend(self.done.drain(..count));
         count
     }
 
@@ -243,11 +258,12 @@ impl NpPeer {
         self.polls = 0;
         if self.completions.poll(&mut self.polled, COMPLETIONS) > 0 {
             self.silent_since = None;
-            for index in 0..self.polled.len() {
-                let completion = self.polled[index];
-                self.on_completion(&completion);
+            let mut polled = std::mem::take(&mut self.polled);
+            for completion in &polled {
+                self.on_completion(completion);
             }
-            self.polled.clear();
+            polled.clear();
+            self.polled = polled;
             if !self.posts.is_empty() || !self.pending.is_empty() || !self.calls.is_idle() {
                 self.advance();
             }
@@ -297,15 +313,7 @@ impl NpPeer {
     /// Begins what may begin, and rings the doorbell; again while that ends accesses for which others wait.
     fn advance(&mut self) {
         loop {
-            let mut waits = false;
-            while let Some(next) = self.pending.front() {
-                waits = !self.may_begin(next);
-                if waits {
-                    break;
-                }
-                let (Some(slot), Some(wr)) = (self.free.pop(), self.pending.pop_front()) else { break };
-                self.begin(slot, &wr);
-            }
+            let waits = !self.pending.is_empty() && self.begin_pending();
             // Those that are waited for must be checked.
             if self.checks.is_awaited() || !self.tells && (waits || self.free.is_empty()) {
                 self.check_batch();
@@ -320,6 +328,19 @@ impl NpPeer {
                 return;
             }
         }
+    }
+
+    /// Begins what may begin of what is pending. Returns whether the next waits for others.
+    #[inline(never)]
+    fn begin_pending(&mut self) -> bool {
+        while let Some(next) = self.pending.front() {
+            if !self.may_begin(next) {
+                return true;
+            }
+            let (Some(slot), Some(wr)) = (self.free.pop(), self.pending.pop_front()) else { break };
+            self.begin(slot, &wr);
+        }
+        false
     }
 
     /// Rings the doorbell. Returns whether that has ended accesses.
@@ -346,8 +367,7 @@ impl NpPeer {
             self.silent_since = None;
         }
         let (op, signaled, len) = (wr.op, wr.signaled, wr.len as usize);
-        self.under_way.add(slot, Span::of(wr));
-        self.flights[slot].begin(wr, self.tells);
+        self.enter(slot, wr);
         // The local bytes of a WRITE that is not signaled are the program's again with the next completion, so it is tried.
         let asks = signaled && !op.is_atomic() && self.streak.asks();
         match op {
@@ -366,6 +386,7 @@ impl NpPeer {
         }
     }
 
+    #[inline]
     fn on_completion(&mut self, completion: &Completion) {
         if self.is_over {
             // Its access has failed already, and its slot is free.
@@ -448,13 +469,14 @@ impl NpPeer {
         }
     }
 
+    #[inline]
     pub(super) fn finish(&mut self, slot: usize) {
         self.free.push(slot);
         self.under_way.remove(slot);
         let flight = &mut self.flights[slot];
         flight.is_under_way = false;
         if flight.wr.signaled || flight.status != NpStatus::Success {
-            self.done.push_back(NpCompletion { id: flight.wr.id, status: flight.status, old: flight.old });
+            self.done.push(NpCompletion { id: flight.wr.id, status: flight.status, old: flight.old });
         }
     }
 
@@ -466,6 +488,7 @@ impl NpPeer {
         self.qp.close();
         self.checks = Checks::default();
         self.posts.clear();
+        self.enter_alone();
         for slot in 0..self.flights.len() {
             if self.flights[slot].is_under_way {
                 self.flights[slot].status = NpStatus::Disconnected;

@@ -17,9 +17,14 @@ pub(super) struct Streak {
 }
 
 impl Streak {
+    /// Whether the last tries make a streak.
+    pub(super) fn is_one(self) -> bool {
+        self.faults >= STREAK_MIN
+    }
+
     /// Whether the owner is to be asked at once for the access that begins now.
     pub(super) fn asks(&mut self) -> bool {
-        if self.faults < STREAK_MIN {
+        if !self.is_one() {
             return false;
         }
         self.asked = (self.asked + 1) % TRY_EVERY;
