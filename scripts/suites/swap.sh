@@ -80,7 +80,10 @@ few_files() (
     ulimit -Sn 40
     [[ $(swap --size 4M sh -c 'ulimit -Sn') == 40 ]] || exit 1
     ulimit -n 40
-    ! swap --size 4M true 2>"$WORK/few.log" && grep -q 'ulimit -Hn' "$WORK/few.log"
+    for node in "" "--memory unix://$WORK/none.sock"; do
+        # shellcheck disable=SC2086
+        ! swap --size 4M $node true 2>"$WORK/few.log" && grep -q 'ulimit -Hn' "$WORK/few.log" || exit 1
+    done
 )
 check "a caller that may open few files" few_files
 # A command that is killed can remove nothing; the next one does.

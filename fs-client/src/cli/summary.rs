@@ -349,7 +349,7 @@ fn problems(status: &Value) -> Vec<String> {
             "/files/closed",
             "files are closed until the server is restarted: they could not be cut or removed whole",
         ),
-        ("/connections/refused", "connections were refused"),
+        ("/connections/refused", "connections have been refused since the server started; its log says why"),
     ] {
         if let Some(count) = number(status, pointer).filter(|count| *count > 0) {
             problems.push(format!("{count} {what}"));

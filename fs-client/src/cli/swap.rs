@@ -28,8 +28,10 @@ use std::sync::Arc;
 /// Addresses for mmap(2) in each process, for each byte that it may have here and at the node: they are free, and large mappings want them in a row.
 const ARENA_FACTOR: u64 = 4;
 
-/// Descriptors that the command needs with a node of its own: both ends of each connection are here, and the node leaves a quarter of so few to others.
-const DESCRIPTORS_LEAST: u64 = 64;
+/// Descriptors with which the command begins: some 22 are its own, each process takes two, and as many are kept for those on their way in.
+const DESCRIPTORS_LEAST: u64 = 48;
+/// With a node of its own: both ends of each connection are here, and the node leaves a quarter of so few to others.
+const DESCRIPTORS_LEAST_WITH_NODE: u64 = 64;
 
 /// Arguments of `swap`.
 #[derive(Args)]
@@ -79,10 +81,13 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     // Each of the program's processes takes two descriptors here, and a node of its own takes some.
     let callers_limit = getrlimit(Resource::Nofile);
     let descriptors = descriptors::raise_limit().context("cannot raise the limit of open files")?;
+    let (least, or) = match args.memory {
+        Some(_) => (DESCRIPTORS_LEAST, ""),
+        None => (DESCRIPTORS_LEAST_WITH_NODE, ", or give --memory"),
+    };
     ensure!(
-        args.memory.is_some() || descriptors >= DESCRIPTORS_LEAST,
-        "{descriptors} open files are too few for a memory node in this process; raise the hard limit to {DESCRIPTORS_LEAST} or more (ulimit -Hn, \
-         LimitNOFILE=), or give --memory"
+        descriptors >= least,
+        "{descriptors} open files are too few to swap programs; raise the hard limit to {least} or more (ulimit -Hn, LimitNOFILE=){or}"
     );
     let Sockets { listener, socket, own } = Sockets::open(args.memory.is_none().then_some(pages))?;
     let remote = match (&own, &args.memory) {

@@ -9,6 +9,7 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::rpc::{HEADER_LEN, ReplyHeader, Request, RequestHeader, SLOTS_PER_SESSION};
 use cuttlefs_common::status::Status;
+use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -42,7 +43,7 @@ impl Place {
 /// How an attempt at a request ended without an answer.
 pub(super) enum Broken {
     /// The connection is gone: connect and send again.
-    Disconnected(&'static str),
+    Disconnected(Cow<'static, str>),
     /// The mount ends.
     ShutDown,
 }
@@ -75,7 +76,7 @@ impl Lane {
             match completion.kind {
                 CompletionKind::Recv => {}
                 // No reply has immediate data, and its length may be that of a WRITE somewhere else.
-                CompletionKind::RecvWithImm => return Err(Broken::Disconnected("immediate data")),
+                CompletionKind::RecvWithImm => return Err(Broken::Disconnected("immediate data".into())),
                 _ => continue,
             }
             let index = completion.wr_id.0 as usize;
@@ -91,8 +92,7 @@ impl Lane {
                 // A duplicate of an earlier reply, after a retransmission.
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "server sent a malformed reply; reconnecting");
-                    return Err(Broken::Disconnected("malformed reply"));
+                    return Err(Broken::Disconnected(format!("malformed reply: {error}").into()));
                 }
             }
         }
@@ -110,16 +110,16 @@ impl Lane {
 
     pub(super) fn post(&self, requests: &[SendWr]) -> Result<(), Broken> {
         let Some(connection) = &self.connection else {
-            return Err(Broken::Disconnected("not connected"));
+            return Err(Broken::Disconnected("not connected".into()));
         };
-        connection.qp.post_send(requests).map_err(|_| Broken::Disconnected("post failed"))
+        connection.qp.post_send(requests).map_err(|_| Broken::Disconnected("post failed".into()))
     }
 
     fn post_receive(&self, receive: RecvWr) -> Result<(), Broken> {
         let Some(connection) = &self.connection else {
-            return Err(Broken::Disconnected("not connected"));
+            return Err(Broken::Disconnected("not connected".into()));
         };
-        connection.qp.post_recv(&[receive]).map_err(|_| Broken::Disconnected("post failed"))
+        connection.qp.post_recv(&[receive]).map_err(|_| Broken::Disconnected("post failed".into()))
     }
 
     /// Waits for the next completion of the standing connection.
@@ -131,7 +131,7 @@ impl Lane {
         let since = link.now();
         loop {
             let Some(connection) = &self.connection else {
-                return Err(Broken::Disconnected("not connected"));
+                return Err(Broken::Disconnected("not connected".into()));
             };
             let number = connection.qp.number();
             while let Some(completion) = self.completions.pop() {
@@ -140,7 +140,7 @@ impl Lane {
                 }
                 match completion.status {
                     WcStatus::Flushed | WcStatus::Disconnected => {
-                        return Err(Broken::Disconnected("connection lost"));
+                        return Err(Broken::Disconnected("connection lost".into()));
                     }
                     _ => return Ok(completion),
                 }
@@ -153,14 +153,14 @@ impl Lane {
                 continue;
             }
             if connection.qp.state() == QpState::Error {
-                return Err(Broken::Disconnected("connection lost"));
+                return Err(Broken::Disconnected("connection lost".into()));
             }
             let waited = link.now().saturating_sub(since);
             if link.is_shut_down() && (!self.is_at_door || waited >= DETACH_PATIENCE) {
                 return Err(Broken::ShutDown);
             }
             if waited >= link.answer_patience() {
-                return Err(Broken::Disconnected("no answer for long"));
+                return Err(Broken::Disconnected("no answer for long".into()));
             }
         }
     }
@@ -181,7 +181,7 @@ impl Lane {
             Ok(Ok(header)) => Ok(header.result.map(|()| &self.message[HEADER_LEN..])),
             Ok(Err(status)) => Ok(Err(status)),
             Err(Broken::ShutDown) => Err(RdmaError::Closed),
-            Err(Broken::Disconnected(reason)) => Err(broken(reason)),
+            Err(Broken::Disconnected(reason)) => Err(broken(&reason)),
         }
     }
 

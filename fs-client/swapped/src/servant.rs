@@ -108,13 +108,20 @@ fn join(start: &Start<'_>) -> io::Result<Held> {
         Hello::Forked { .. } => None,
     };
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    connect(&socket, &SocketAddrUnix::new(&start.plan.socket)?)?;
-    send_with(&socket, &start.hello.encode(), own.as_ref().map(Uffd::as_fd))?;
     let mut answer = [0; ANSWER_MAX];
-    let (len, came) = receive_with(&socket, &mut answer)?;
+    let mut ask = || -> io::Result<_> {
+        connect(&socket, &SocketAddrUnix::new(&start.plan.socket)?)?;
+        send_with(&socket, &start.hello.encode(), own.as_ref().map(Uffd::as_fd))?;
+        receive_with(&socket, &mut answer)
+    };
+    let ended = || io::Error::other("cuttlefs swap has ended");
+    let (len, came) = ask().map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ECONNREFUSED | libc::ECONNRESET | libc::EPIPE) => ended(),
+        _ => error,
+    })?;
     match &answer[..len] {
         [WELCOME] => {}
-        [] => return Err(io::Error::other("cuttlefs swap has ended")),
+        [] => return Err(ended()),
         reason => return Err(io::Error::other(String::from_utf8_lossy(reason).into_owned())),
     }
     let swapped = own.or(came.map(Uffd::from)).ok_or_else(|| io::Error::other("no userfaultfd came"))?;

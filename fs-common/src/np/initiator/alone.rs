@@ -1,8 +1,14 @@
-//! A READ that goes alone, with nothing pending or under way: what most programs that read one thing after the other post.
+//! An access that goes alone, with nothing pending or under way: what programs post that do one thing after the other.
 //!
-//! Nothing is written down of it but the request, in the slot that is free next, and its signature is looked for as in any other READ's bytes. It takes
-//! the slot, and its place in the order, when something else needs to know of it: another request, the owner that is to be asked, the end of the
-//! connection. All of that would be written down while the request is not yet sent, or its answer is there, so a READ would take that much longer.
+//! It takes no slot and no place in the order while nobody needs to know of it. All of that would be written down, and struck out again, while its request
+//! is not yet sent or its answer is there, so each access would take that much longer.
+//!
+//! | | goes alone | enters when |
+//! |---|---|---|
+//! | the post tells that an access is done | READ, WRITE | the post does not tell |
+//! | completions tell | READ that is signaled | another request comes, or the owner is to be asked |
+//!
+//! Both enter also when the connection ends. The request of the second one stands in the slot that is free next, which it takes then.
 
 use super::order::Span;
 use super::peer::NpPeer;
@@ -12,18 +18,54 @@ impl NpPeer {
     /// Whether a request needs no place among others: there are none, and it is to be tried.
     #[inline]
     pub(super) fn goes_alone(&self, wr: &NpWr) -> bool {
-        let is_tried = self.settings.optimistic && !self.tells && !self.streak.is_one();
-        let has_company = self.is_alone || !self.under_way.is_empty() || !self.pending.is_empty();
-        wr.op == NpOp::Read && wr.signaled && is_tried && !has_company
+        let may = match wr.op {
+            NpOp::Read => self.tells || wr.signaled,
+            NpOp::Write => self.tells,
+            _ => false,
+        };
+        may && !self.is_alone
+            && self.under_way.is_empty()
+            && self.pending.is_empty()
+            && self.settings.optimistic
+            && !self.streak.is_one()
     }
 
-    /// Posts it. The doorbell is the caller's.
+    /// Posts it, and rings the doorbell.
     #[inline]
     pub(super) fn post_alone(&mut self, wr: &NpWr) {
         let Some(&slot) = self.free.last() else { return };
+        if self.tells {
+            return self.post_alone_told(slot, wr);
+        }
         self.is_alone = true;
         self.flights[slot].wr = *wr;
         self.post_read(slot);
+        self.ring();
+    }
+
+    #[inline]
+    fn post_alone_told(&mut self, slot: usize, wr: &NpWr) {
+        let Some(access) = self.told(slot, wr) else { return };
+        match self.qp.post_send_known(std::slice::from_ref(&access)) {
+            Ok(true) => {
+                self.streak.tried(true);
+                self.figures.one_sided += 1;
+                if wr.signaled {
+                    self.done.push(NpCompletion { id: wr.id, status: NpStatus::Success, old: 0 });
+                }
+            }
+            posted => {
+                self.is_alone = true;
+                self.flights[slot].wr = *wr;
+                self.enter_alone();
+                if posted.is_err() {
+                    return self.fail();
+                }
+                self.checks.add(slot);
+                self.check_batch();
+                self.ring();
+            }
+        }
     }
 
     /// If there is one, it is one of several from here on.
@@ -38,12 +80,13 @@ impl NpPeer {
     }
 
     /// A request takes a slot, and its place in the order.
+    #[inline]
     pub(super) fn enter(&mut self, slot: usize, wr: &NpWr) {
         self.under_way.add(slot, Span::of(wr));
         self.flights[slot].begin(wr, self.tells);
     }
 
-    /// It is done.
+    /// The READ whose completion came is done.
     #[inline]
     pub(super) fn finish_alone(&mut self, slot: usize) {
         self.is_alone = false;

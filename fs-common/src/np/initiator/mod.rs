@@ -5,7 +5,7 @@
 //! * `order`: which accesses may be under way together.
 //! * `optimistic`: the one-sided way; `checks`: what a READ of entries checks.
 //! * `calls`: the two-sided way; `streak`: when it is gone without a try of the one-sided one.
-//! * `alone`: a READ that needs no place among others.
+//! * `alone`: an access that needs no place among others.
 //! * `flight`: an access under way; `peer`: all of them; `local`: their local memory.
 
 mod alone;

@@ -22,7 +22,7 @@
 
 use super::flight::widened;
 use super::peer::{BATCH_CHECKED, ENTRIES_MAX, NpPeer, READ_DONE, ROOM};
-use super::request::NpOp;
+use super::request::{NpOp, NpWr};
 use crate::ids::{PAGE_SIZE, Rkey};
 use crate::memory::SharedMemory;
 use crate::memory::paged::PageEntry;
@@ -37,17 +37,22 @@ const BATCHED_PAGES_MAX: u64 = 16;
 impl NpPeer {
     /// Posts an access of which it is told whether it met an absent page.
     pub(super) fn post_told(&mut self, slot: usize) {
-        let wr = &self.flights[slot].wr;
-        let Some((local, at)) = self.local(wr) else { return };
+        let Some(access) = self.told(slot, &self.flights[slot].wr) else { return };
+        self.posts.push(access);
+        self.checks.add(slot);
+    }
+
+    /// The work request of such an access.
+    #[inline]
+    pub(super) fn told(&self, slot: usize, wr: &NpWr) -> Option<SendWr> {
+        let (local, at) = self.local(wr)?;
         let remote = self.welcome.region.at(wr.offset);
-        let access = SendWr {
+        Some(SendWr {
             wr_id: WrId(slot as u64),
             op: if wr.op.changes() { SendOp::Write(remote) } else { SendOp::Read(remote) },
             local: local.sge(at, wr.len).into(),
             signaled: false,
-        };
-        self.posts.push(access);
-        self.checks.add(slot);
+        })
     }
 
     /// All that was posted is executed, and met no absent page. Returns whether there was any.

@@ -7,7 +7,7 @@
 //! * The last work request of a chain is signaled, and completions come in order: so each wr_id that is polled is of the access that is in its slot. Where
 //!   completions tell of absent pages, nothing is signaled, and an access leaves its slot when its doorbell is known to be done, or with the READ behind it.
 //! * Pending, under way, and completed but not taken: no more than the depth.
-//! * While a READ goes alone (`alone`) nothing else is pending or under way, and no slot is in use.
+//! * While an access goes alone (`alone`) nothing else is pending or under way, and no slot is in use.
 
 use super::calls::{CALL_SENT, CALLS_LEN, Calls, Piece, greet};
 use super::checks::Checks;
@@ -46,7 +46,7 @@ pub(super) const BATCH_CHECKED: u64 = 2;
 
 /// A peer of a region. It belongs to one thread at a time.
 pub struct NpPeer {
-    qp: Arc<dyn QueuePair>,
+    pub(super) qp: Arc<dyn QueuePair>,
     completions: Arc<dyn CompletionQueue>,
     domain: Arc<dyn ProtectionDomain>,
     pub(super) settings: NpSettings,
@@ -59,7 +59,7 @@ pub struct NpPeer {
     locals: Vec<LocalMemory>,
     pub(super) flights: Vec<Flight>,
     pub(super) free: Vec<usize>,
-    /// A READ is under way alone.
+    /// A READ is under way alone, whose completion is awaited.
     pub(super) is_alone: bool,
     /// The accesses under way, which each new one is compared with.
     pub(super) under_way: UnderWay,
@@ -186,7 +186,6 @@ impl NpPeer {
         self.check(&wr)?;
         self.silent_since = None;
         self.post_alone(&wr);
-        self.ring();
         Ok(())
     }
 
@@ -344,7 +343,7 @@ impl NpPeer {
     }
 
     /// Rings the doorbell. Returns whether that has ended accesses.
-    fn ring(&mut self) -> bool {
+    pub(super) fn ring(&mut self) -> bool {
         let mut ended = false;
         while !self.posts.is_empty() && !self.is_over {
             let posted = self.qp.post_send_known(&self.posts);
@@ -481,7 +480,7 @@ impl NpPeer {
     }
 
     /// The connection is over: everything that was posted fails, in the order of posts as far as it is known.
-    fn fail(&mut self) {
+    pub(super) fn fail(&mut self) {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
