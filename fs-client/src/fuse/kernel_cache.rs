@@ -117,7 +117,8 @@ impl KernelCache {
     /// * **A longer length** comes first, and the kernel itself forgets all pages when it takes the length. Else a program would be told a length that its
     ///   mappings do not have. If the kernel does not take it after all, the next look at open files has the pages forgotten (`watch`).
     /// * **Behind a shorter one, or the same,** the pages are gone before the answer: the kernel would read them up to the old length.
-    /// * **If the kernel asks for the sake of a read** (`is_reading`), the pages are forgotten behind the answer, which the read needs.
+    /// * **If the kernel asks for the sake of a read** (`is_reading`), and does not have this length, the pages are forgotten behind the answer: the read needs
+    ///   the length, and the kernel itself forgets all pages when it takes it. A read that needs none must not find the pages of before.
     ///
     /// If it is not known whether another client has changed the file, the kernel is told at once: whoever needs to know opens the file, or takes a lock.
     pub(super) fn tell(
@@ -131,7 +132,8 @@ impl KernelCache {
         // Who opens the file later asks then.
         let stale = at.filter(|at| self.files.is_open(ino) && self.files.look(ino, *at) == Look::Stale);
         let grows = self.files.has_shorter(ino, size);
-        if stale.is_some() && !is_reading && !grows {
+        let needs_answer = grows || is_reading && !self.files.has_size(ino, size);
+        if stale.is_some() && !needs_answer {
             return self.forget(ino, What::Older(stale), answer);
         }
         if stale.is_some() {

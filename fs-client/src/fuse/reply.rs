@@ -39,8 +39,8 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     }
 
     /// As `reply_attr`, for attributes that were read, with the server's number before that. If they show another client's change, the pages of before are
-    /// forgotten: before a program is told of it, and behind the answer if the kernel asks for the sake of a read (`is_reading`), which the kernel would
-    /// not take otherwise.
+    /// forgotten: before a program is told of it, and behind the answer if the kernel asks for the sake of a read (`is_reading`) that needs another length,
+    /// which the kernel would not take otherwise.
     pub(super) fn tell_attr(
         &self,
         epoch: u64,

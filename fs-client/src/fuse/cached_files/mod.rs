@@ -211,6 +211,11 @@ impl CachedFiles {
         }
     }
 
+    /// Whether the kernel is known to have this length.
+    pub(super) fn has_size(&self, ino: INodeNo, size: u64) -> bool {
+        self.table.lock().files.get(&ino.0).is_some_and(|file| file.size == Some(size))
+    }
+
     /// Whether the kernel has a shorter length than this one, as far as is known.
     pub(super) fn has_shorter(&self, ino: INodeNo, size: u64) -> bool {
         self.table.lock().files.get(&ino.0).is_some_and(|file| file.size.is_some_and(|has| has < size))
