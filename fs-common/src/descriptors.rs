@@ -27,6 +27,37 @@ pub fn raise_limit() -> io::Result<u64> {
     Ok(granted)
 }
 
+/// Why a process does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptorsError {
+    /// The system refuses a limit that it has granted.
+    #[error("cannot raise the limit of open files: {0}")]
+    Limit(#[from] io::Error),
+    /// Half of what it does would fail, or wait for ever.
+    #[error(
+        "{granted} open files are too few for {whom}; raise the hard limit to {least} or more (ulimit -Hn, LimitNOFILE=)"
+    )]
+    TooFew {
+        /// What the system grants.
+        granted: u64,
+        /// Who needs more.
+        whom: &'static str,
+        /// How many.
+        least: u64,
+    },
+}
+
+/// Raises the limit as [`raise_limit`] does, and returns it.
+///
+/// # Errors
+/// The system grants fewer than `least`, which `whom` needs.
+pub fn raise_to_at_least(least: u64, whom: &'static str) -> Result<u64, DescriptorsError> {
+    match raise_limit()? {
+        granted if granted < least => Err(DescriptorsError::TooFew { granted, whom, least }),
+        granted => Ok(granted),
+    }
+}
+
 /// Whether a peer's connection may have this descriptor.
 pub fn is_for_peers(descriptor: impl AsFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -45,6 +76,9 @@ mod tests {
     fn the_last_descriptors_are_not_for_peers() {
         let granted = raise_limit().expect("raised");
         assert_eq!(getrlimit(Resource::Nofile).current, Some(granted));
+        assert_eq!(raise_to_at_least(granted, "a test").expect("as many as there are"), granted);
+        let few = raise_to_at_least(u64::MAX, "a test").expect_err("more than there are").to_string();
+        assert!(few.contains("too few for a test") && few.contains("ulimit -Hn"), "{few}");
         let maximum = getrlimit(Resource::Nofile).maximum;
         setrlimit(Resource::Nofile, Rlimit { current: Some(400), maximum }).expect("lowered");
         let mut all = Vec::new();

@@ -17,6 +17,7 @@ use crate::file::volume::{Condition, Volume};
 use crate::fuse::{MountTable, Mounted, mount};
 use anyhow::{Context, bail};
 use clap::Args;
+use cuttlefs_common::descriptors::raise_to_at_least;
 use cuttlefs_common::rdma::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -138,6 +139,9 @@ pub(super) fn catch_signals() -> anyhow::Result<Signals> {
     Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")
 }
 
+/// Several connections, each with a socket and memory, the kernel's device, and files of its own. With fewer a mount could wait for the rest for ever.
+const DESCRIPTORS_LEAST: u64 = 256;
+
 /// A mount that this process serves. SIGINT, SIGTERM and SIGHUP unmount it.
 pub(super) struct ServedMount {
     mounted: Mounted,
@@ -160,6 +164,7 @@ impl ServedMount {
         mut signals: Signals,
         reporter: &Reporter,
     ) -> anyhow::Result<Self> {
+        raise_to_at_least(DESCRIPTORS_LEAST, "a mount")?;
         let wanted = options.volume(mountpoint);
         let volume =
             connect_in_time(backend, &server.endpoint, &wanted, options.retry, &mut signals, reporter)?;

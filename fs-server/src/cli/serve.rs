@@ -28,6 +28,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// With fewer, a mount could connect and wait for the rest of its connections.
+const DESCRIPTORS_LEAST: u64 = 256;
 /// Descriptors for all connections that there may be: each has a socket and memory.
 const WANTED_DESCRIPTORS: u64 = 2 * Resource::Connections.bound().all as u64 + 2 * OWN_DESCRIPTORS;
 /// More workers than this gain nothing on one machine's metadata store.
@@ -123,7 +125,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
             })
             .context("cannot watch standard input")?;
     }
-    let descriptors = descriptors::raise_limit().context("cannot raise the limit of open files")?;
+    let descriptors = descriptors::raise_to_at_least(DESCRIPTORS_LEAST, "a server")?;
     if descriptors < WANTED_DESCRIPTORS {
         tracing::warn!(
             descriptors,

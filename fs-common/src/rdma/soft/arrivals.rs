@@ -5,7 +5,8 @@
 //! `UNHEARD_OF_PEER_MAX` connections of one peer wait. Before a key is proven the peer is the address. Connections of root and of the server's own
 //! user are not counted.
 //!
-//! The bookkeeping is that of GCRA: for each peer, the time by which all its connections would be paid for at `PER_SECOND`.
+//! The bookkeeping is that of GCRA: for each peer, the time by which all its connections would be paid for at `PER_SECOND`. A peer owes no more than for
+//! those that may wait: others are turned away, and what they cost is not paid for by waiting later.
 
 use crate::rdma::PeerKey;
 use std::collections::HashMap;
@@ -42,7 +43,8 @@ impl Arrivals {
             self.peers_max = (2 * self.paid_by.len()).max(PEERS_MAX);
         }
         let paid_by = self.paid_by.entry(peer.clone()).or_insert(now);
-        *paid_by = (*paid_by).max(now) + INTERVAL;
+        *paid_by =
+            ((*paid_by).max(now) + INTERVAL).min(now + INTERVAL * (BURST + UNHEARD_OF_PEER_MAX as u32));
         now + (*paid_by - now).saturating_sub(INTERVAL * BURST)
     }
 }
@@ -67,6 +69,19 @@ mod tests {
             assert_eq!(arrivals.due(&greedy, later), later, "what time has paid for");
         }
         assert!(arrivals.due(&greedy, later) > later);
+    }
+
+    #[test]
+    fn after_a_flood_a_peer_waits_no_longer_than_behind_those_that_may_wait() {
+        let (mut arrivals, now) = (Arrivals::new(), Instant::now());
+        let greedy = PeerKey::User(7);
+        let waits = INTERVAL * UNHEARD_OF_PEER_MAX as u32;
+        for _ in 0..100_000 {
+            assert!(arrivals.due(&greedy, now) <= now + waits);
+        }
+        assert_eq!(arrivals.due(&greedy, now), now + waits);
+        let later = now + waits + INTERVAL;
+        assert_eq!(arrivals.due(&greedy, later), later);
     }
 
     #[test]
