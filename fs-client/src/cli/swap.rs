@@ -80,15 +80,13 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     let Some((name, arguments)) = args.program.split_first() else { bail!("name the program to run") };
     // Each of the program's processes takes two descriptors here, and a node of its own takes some.
     let callers_limit = getrlimit(Resource::Nofile);
-    let descriptors = descriptors::raise_limit().context("cannot raise the limit of open files")?;
-    let (least, or) = match args.memory {
-        Some(_) => (DESCRIPTORS_LEAST, ""),
-        None => (DESCRIPTORS_LEAST_WITH_NODE, ", or give --memory"),
-    };
-    ensure!(
-        descriptors >= least,
-        "{descriptors} open files are too few to swap programs; raise the hard limit to {least} or more (ulimit -Hn, LimitNOFILE=){or}"
-    );
+    match args.memory {
+        Some(_) => descriptors::raise_to_at_least(DESCRIPTORS_LEAST, "swapped programs"),
+        None => descriptors::raise_to_at_least(
+            DESCRIPTORS_LEAST_WITH_NODE,
+            "swapped programs and a memory node in this process (--memory names one elsewhere)",
+        ),
+    }?;
     let Sockets { listener, socket, own } = Sockets::open(args.memory.is_none().then_some(pages))?;
     let remote = match (&own, &args.memory) {
         (Some(own), _) => join(&own.device, &own.endpoint, pages),

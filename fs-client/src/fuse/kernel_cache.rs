@@ -132,8 +132,7 @@ impl KernelCache {
         // Who opens the file later asks then.
         let stale = at.filter(|at| self.files.is_open(ino) && self.files.look(ino, *at) == Look::Stale);
         let grows = self.files.has_shorter(ino, size);
-        let needs_answer = grows || is_reading && !self.files.has_size(ino, size);
-        if stale.is_some() && !needs_answer {
+        if stale.is_some() && !grows && (!is_reading || self.files.has_size(ino, size)) {
             return self.forget(ino, What::Older(stale), answer);
         }
         if stale.is_some() {

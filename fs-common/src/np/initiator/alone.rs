@@ -55,9 +55,8 @@ impl NpPeer {
                 }
             }
             posted => {
-                self.is_alone = true;
-                self.flights[slot].wr = *wr;
-                self.enter_alone();
+                self.free.pop();
+                self.enter(slot, wr);
                 if posted.is_err() {
                     return self.fail();
                 }
