@@ -33,24 +33,24 @@ impl MagicPattern {
         }
     }
 
-    /// The first bytes of the pattern from `offset_in_page` on, up to one repetition.
-    fn beginning<const N: usize>(&self, offset_in_page: usize) -> [u8; N] {
-        const { assert!(N <= PATTERN_LEN) };
+    /// One repetition of the pattern from `offset_in_page` on.
+    fn rotated(&self, offset_in_page: usize) -> [u8; PATTERN_LEN] {
         let mut twice = [0u8; 2 * PATTERN_LEN];
         twice[..PATTERN_LEN].copy_from_slice(&self.0);
         twice[PATTERN_LEN..].copy_from_slice(&self.0);
         std::array::from_fn(|index| twice[offset_in_page % PATTERN_LEN + index])
     }
 
-    /// The eight bytes of the pattern from `offset_in_page` on.
-    pub fn word(&self, offset_in_page: usize) -> [u8; 8] {
-        self.beginning(offset_in_page)
+    /// The bytes of a page's eight-byte word, by its number in the page.
+    pub fn word(&self, number: usize) -> [u8; 8] {
+        let (words, _) = self.0.as_chunks();
+        words[number % words.len()]
     }
 
     /// Whether every byte of `part`, which starts at `offset_in_page`, is that of the pattern. False for an empty part.
     pub fn covers(&self, offset_in_page: usize, part: &[u8]) -> bool {
         // Nearly all data differs from the pattern in its first bytes, so usually one comparison is enough.
-        let rotated: [u8; PATTERN_LEN] = self.beginning(offset_in_page);
+        let rotated = self.rotated(offset_in_page);
         !part.is_empty() && part.chunks(PATTERN_LEN).all(|chunk| chunk == &rotated[..chunk.len()])
     }
 
@@ -78,8 +78,10 @@ mod tests {
             let mut part = vec![0u8; len];
             pattern.fill(offset, &mut part);
             prop_assert!(pattern.covers(offset, &part));
-            let word_len = len.min(8);
-            prop_assert_eq!(&pattern.word(offset)[..word_len], &part[..word_len]);
+            let word = offset.next_multiple_of(8);
+            if let Some(bytes) = part.get(word - offset..word - offset + 8) {
+                prop_assert_eq!(&pattern.word(word % PAGE_SIZE / 8), bytes);
+            }
             part[flip.index(len)] ^= 1 << bit;
             prop_assert!(!pattern.covers(offset, &part));
         }

@@ -10,9 +10,11 @@
 //!
 //! Both enter also when the connection ends. The request of the second one stands in the slot that is free next, which it takes then.
 
+use super::optimistic::read_done;
 use super::order::Span;
 use super::peer::NpPeer;
 use super::request::{NpCompletion, NpOp, NpStatus, NpWr};
+use crate::rdma::WrId;
 
 impl NpPeer {
     /// Whether a request needs no place among others: there are none, and it is to be tried.
@@ -37,15 +39,20 @@ impl NpPeer {
         if self.tells {
             return self.post_alone_told(slot, wr);
         }
+        let Some(read) = self.access(read_done(slot), wr, true) else { return };
+        let posted = self.qp.post_send(std::slice::from_ref(&read));
+        // Written down while it is on its way.
         self.is_alone = true;
         self.flights[slot].wr = *wr;
-        self.post_read(slot);
-        self.ring();
+        self.silent_since = None;
+        if posted.is_err() {
+            self.fail();
+        }
     }
 
-    #[inline]
+    #[inline(never)]
     fn post_alone_told(&mut self, slot: usize, wr: &NpWr) {
-        let Some(access) = self.told(slot, wr) else { return };
+        let Some(access) = self.access(WrId(slot as u64), wr, false) else { return };
         match self.qp.post_send_known(std::slice::from_ref(&access)) {
             Ok(true) => {
                 self.streak.tried(true);
@@ -57,6 +64,7 @@ impl NpPeer {
             posted => {
                 self.free.pop();
                 self.enter(slot, wr);
+                self.silent_since = None;
                 if posted.is_err() {
                     return self.fail();
                 }

@@ -34,25 +34,26 @@ use std::sync::atomic::Ordering;
 /// A WRITE of more pages is checked with its doorbell, signaled or not.
 const BATCHED_PAGES_MAX: u64 = 16;
 
+/// The name of a READ whose completion says that it is done.
+pub(super) fn read_done(slot: usize) -> WrId {
+    WrId(READ_DONE << 32 | slot as u64)
+}
+
 impl NpPeer {
     /// Posts an access of which it is told whether it met an absent page.
     pub(super) fn post_told(&mut self, slot: usize) {
-        let Some(access) = self.told(slot, &self.flights[slot].wr) else { return };
+        let Some(access) = self.access(WrId(slot as u64), &self.flights[slot].wr, false) else { return };
         self.posts.push(access);
         self.checks.add(slot);
     }
 
-    /// The work request of such an access.
+    /// The work request of a READ or a WRITE.
     #[inline]
-    pub(super) fn told(&self, slot: usize, wr: &NpWr) -> Option<SendWr> {
+    pub(super) fn access(&self, wr_id: WrId, wr: &NpWr, signaled: bool) -> Option<SendWr> {
         let (local, at) = self.local(wr)?;
         let remote = self.welcome.region.at(wr.offset);
-        Some(SendWr {
-            wr_id: WrId(slot as u64),
-            op: if wr.op.changes() { SendOp::Write(remote) } else { SendOp::Read(remote) },
-            local: local.sge(at, wr.len).into(),
-            signaled: false,
-        })
+        let op = if wr.op.changes() { SendOp::Write(remote) } else { SendOp::Read(remote) };
+        Some(SendWr { wr_id, op, local: local.sge(at, wr.len).into(), signaled })
     }
 
     /// All that was posted is executed, and met no absent page. Returns whether there was any.
@@ -70,30 +71,16 @@ impl NpPeer {
         ended > 0
     }
 
-    #[inline]
     pub(super) fn post_read(&mut self, slot: usize) {
-        let wr = &self.flights[slot].wr;
-        let Some((local, at)) = self.local(wr) else { return };
-        let read = SendWr {
-            wr_id: WrId(READ_DONE << 32 | slot as u64),
-            op: SendOp::Read(self.welcome.region.at(wr.offset)),
-            local: local.sge(at, wr.len).into(),
-            signaled: true,
-        };
+        let Some(read) = self.access(read_done(slot), &self.flights[slot].wr, true) else { return };
         self.posts.push(read);
     }
 
     pub(super) fn post_write(&mut self, slot: usize) {
         let flight = &self.flights[slot];
-        let Some((local, at)) = self.local(&flight.wr) else { return };
+        let Some(write) = self.access(WrId(slot as u64), &flight.wr, false) else { return };
         let (pages, len) = (flight.pages(), flight.wr.len);
         let count = pages.end() - pages.start() + 1;
-        let write = SendWr {
-            wr_id: WrId(slot as u64),
-            op: SendOp::Write(self.welcome.region.at(flight.wr.offset)),
-            local: local.sge(at, len).into(),
-            signaled: false,
-        };
         if !self.recall(slot, &pages) {
             let entries = self.entries(slot * ROOM, *pages.start(), count, None);
             self.posts.push(entries);
@@ -153,6 +140,7 @@ impl NpPeer {
     }
 
     /// A READ that checks a batch has come.
+    #[inline(never)]
     pub(super) fn batch_came(&mut self) {
         for _ in 0..self.checks.batch_came() {
             let Some(slot) = self.checks.next() else { return };
@@ -166,22 +154,7 @@ impl NpPeer {
     /// Looks for the signature in what a READ brought.
     #[inline]
     pub(super) fn check_read(&mut self, slot: usize) {
-        let flight = &self.flights[slot];
-        let mut missing: Option<(usize, usize)> = None;
-        if (!flight.told || flight.absent)
-            && let Some((local, at)) = self.local(&flight.wr)
-        {
-            let (offset, len) = (flight.wr.offset, flight.wr.len as usize);
-            let mut start = 0;
-            while start < len {
-                let in_page = ((offset + start as u64) % PAGE_SIZE as u64) as usize;
-                let part = (PAGE_SIZE - in_page).min(len - start);
-                if is_signature(&self.welcome, local.memory(), at as usize + start, in_page, part) {
-                    missing = widened(missing, (start, part));
-                }
-                start += part;
-            }
-        }
+        let missing = self.missing(slot);
         self.streak.tried(missing.is_none());
         match missing {
             None => {
@@ -194,6 +167,34 @@ impl NpPeer {
                 self.ask(slot, start, end);
             }
         }
+    }
+
+    /// The range from the first page of a READ that was not there to the last.
+    #[inline]
+    fn missing(&self, slot: usize) -> Option<(usize, usize)> {
+        let flight = &self.flights[slot];
+        if flight.told && !flight.absent {
+            return None;
+        }
+        let (local, at) = self.local(&flight.wr)?;
+        let (offset, len) = (flight.wr.offset, flight.wr.len as usize);
+        let in_page = |start: usize| ((offset + start as u64) % PAGE_SIZE as u64) as usize;
+        let is_missing = |start: usize, part: usize| {
+            is_signature(&self.welcome, local.memory(), at as usize + start, in_page(start), part)
+        };
+        if in_page(0) + len <= PAGE_SIZE {
+            return is_missing(0, len).then_some((0, len));
+        }
+        let mut missing = None;
+        let mut start = 0;
+        while start < len {
+            let part = (PAGE_SIZE - in_page(start)).min(len - start);
+            if is_missing(start, part) {
+                missing = widened(missing, (start, part));
+            }
+            start += part;
+        }
+        missing
     }
 
     /// Looks whether a WRITE went into its pages.
@@ -251,9 +252,9 @@ impl NpPeer {
 #[inline]
 fn is_signature(welcome: &Welcome, memory: &SharedMemory, at: usize, in_page: usize, len: usize) -> bool {
     // Nearly all data differs in its first bytes. One load of a word costs less than the start of a copy.
-    if len >= 8 && at.is_multiple_of(8) {
+    if len >= 8 && (at | in_page).is_multiple_of(8) {
         let word = memory.load_u64_relaxed(at).to_ne_bytes();
-        if word != welcome.signature.word(in_page) {
+        if word != welcome.signature.word(in_page / 8) {
             return false;
         }
     }

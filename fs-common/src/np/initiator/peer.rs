@@ -75,7 +75,7 @@ pub struct NpPeer {
     /// Completions tell of absent pages.
     pub(super) tells: bool,
     /// Since when nothing has come, as far as a wait has noticed; `None`: something came, or began, after the last one.
-    silent_since: Option<Instant>,
+    pub(super) silent_since: Option<Instant>,
     is_over: bool,
     pub(super) figures: PeerFigures,
 }
@@ -184,7 +184,6 @@ impl NpPeer {
             return self.post_all(std::iter::once(wr)).map(drop);
         }
         self.check(&wr)?;
-        self.silent_since = None;
         self.post_alone(&wr);
         Ok(())
     }
@@ -193,6 +192,7 @@ impl NpPeer {
     ///
     /// # Errors
     /// `NpError` of the first that was not posted; those before it were.
+    #[inline(never)]
     pub fn post_all(&mut self, requests: impl IntoIterator<Item = NpWr>) -> Result<usize, NpError> {
         self.enter_alone();
         let mut posted = 0;
@@ -310,6 +310,7 @@ impl NpPeer {
     }
 
     /// Begins what may begin, and rings the doorbell; again while that ends accesses for which others wait.
+    #[inline(never)]
     fn advance(&mut self) {
         loop {
             let waits = !self.pending.is_empty() && self.begin_pending();
@@ -439,6 +440,7 @@ impl NpPeer {
         }
     }
 
+    #[inline(never)]
     fn on_message(&mut self, number: usize, len: usize) {
         let bytes = self.calls.received(number, len);
         let piece = match Message::parse(&bytes) {
