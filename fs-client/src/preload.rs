@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 pub const PLAN_VARIABLE: &str = "CUTTLEFS_PRELOAD";
 
 /// The version of the plan and of the counts.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// What a library and a command of different builds tell the user.
 pub const OTHER_BUILD: &str = "libcuttlefs_preload.so and the command are of different builds; put the library of the command's build beside the command";
 
@@ -89,11 +89,13 @@ pub enum Count {
     LeftWrites,
     /// Left: mappings of files.
     LeftMaps,
+    /// Programs that loaded the library.
+    Programs,
 }
 
 impl Count {
     /// All of them, with the words by which a report names them.
-    pub const ALL: [(Self, &'static str); 12] = [
+    pub const ALL: [(Self, &'static str); 13] = [
         (Self::Reads, "reads taken"),
         (Self::ReadBytes, "bytes of them"),
         (Self::Files, "files opened for them"),
@@ -106,6 +108,7 @@ impl Count {
         (Self::LeftUnreached, "reads left: the server does not give the file in time"),
         (Self::LeftWrites, "writes left"),
         (Self::LeftMaps, "mappings left"),
+        (Self::Programs, "programs that loaded the library"),
     ];
 }
 

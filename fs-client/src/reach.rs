@@ -91,7 +91,7 @@ pub(crate) fn reach<T>(
         }
         // A server that is stopping may be about to be started again.
         RdmaError::Handshake { .. } => ReachError::NotThere(NotThere(format!(
-            "{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping"
+            "{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping (a memory node: status --memory)"
         ))),
         other => other.into(),
     })

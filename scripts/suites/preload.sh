@@ -96,7 +96,7 @@ counts_into_root_s() {
     head -c 4096 /dev/zero | tr '\0' A >"$WORK/root-s"
     chmod 600 "$WORK/root-s"
     cp "$WORK/root-s" "$WORK/as-it-was"
-    "$@" env CUTTLEFS_PRELOAD="{\"version\":1,\"mounts\":[{$(stat -c '"major":%Hd,"minor":%Ld' "$MNT/file"),\"url\":\"$(server_url)\",\"key\":\"$CUTTLEFS_KEY\",\"server_user\":null,\"subtree\":[]}],\"uid\":0,\"counts\":\"$WORK/root-s\"}" \
+    "$@" env CUTTLEFS_PRELOAD="{\"version\":2,\"mounts\":[{$(stat -c '"major":%Hd,"minor":%Ld' "$MNT/file"),\"url\":\"$(server_url)\",\"key\":\"$CUTTLEFS_KEY\",\"server_user\":null,\"subtree\":[]}],\"uid\":0,\"counts\":\"$WORK/root-s\"}" \
         "$WORK/reader" "$MNT/file" || return 2
     ! cmp -s "$WORK/root-s" "$WORK/as-it-was"
 }
@@ -109,6 +109,16 @@ fi
 
 # The exit code is the program's, and standard input, output and error are its own.
 check "exit codes" bash -c "'$CUTTLEFS_BIN/cuttlefs' preload sh -c 'exit 7'; [[ \$? == 7 ]] && { '$CUTTLEFS_BIN/cuttlefs' preload --report sh -c 'kill -9 \$\$' 2>/dev/null; [[ \$? == 137 ]]; }"
+
+# What says to the command that it is to end is the program's, and the report comes all the same.
+ended_by_sigterm() {
+    "$CUTTLEFS_BIN/cuttlefs" preload --report sleep 600 2>"$WORK/ended.log" &
+    for _ in $(seq 100); do pgrep -P $! -x sleep >/dev/null && break; sleep 0.1; done
+    kill $!
+    wait $!
+    [[ $? == 143 ]] && grep -q "programs that loaded the library" "$WORK/ended.log"
+}
+check "SIGTERM is the program's" ended_by_sigterm
 
 sqlite_under() {
     python3 - "$1" <<'PY'

@@ -59,6 +59,9 @@ pub(crate) fn begin() {
     let Some(text) = std::env::var_os(PLAN_VARIABLE) else { return };
     let Some(plan) = Plan::parse(&text) else { refuse() };
     let counts = plan.counts.as_deref().and_then(|path| Counts::open(path).ok());
+    if let Some(counts) = &counts {
+        counts.add(Count::Programs, 1);
+    }
     let (files, mapped, engine) = (Files::default(), Mapped::default(), OnceLock::new());
     // It is called once.
     let _ = STATE.set(State { plan, files, mapped, counts, engine });

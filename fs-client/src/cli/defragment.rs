@@ -85,7 +85,7 @@ impl std::fmt::Display for Sum {
         let Defragmented { runs_before, runs_after, moved_pages } = self.figures;
         write!(
             f,
-            "{} files, {} of them moved: {} in {runs_after} runs, {runs_before} before",
+            "{} files, {} of them moved; {} moved; {runs_after} runs, {runs_before} before",
             self.files,
             self.moved,
             ByteSize(moved_pages * PAGE_BYTES)
@@ -268,6 +268,6 @@ mod tests {
     fn a_sum_tells_all_of_it() {
         let figures = Defragmented { runs_before: 9, runs_after: 2, moved_pages: 256 };
         let sum = Sum { files: 3, moved: 1, failed: 0, figures };
-        assert_eq!(sum.to_string(), "3 files, 1 of them moved: 1M in 2 runs, 9 before");
+        assert_eq!(sum.to_string(), "3 files, 1 of them moved; 1M moved; 2 runs, 9 before");
     }
 }

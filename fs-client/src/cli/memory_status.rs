@@ -1,18 +1,32 @@
 //! `cuttlefs status --memory`: what a memory node (`cuttlefsd memory`) says of itself.
 
 use super::connect::{Trust, device};
-use anyhow::Context;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
-use cuttlefs_common::odrp::{Kind, NodeFigures, node_figures};
-use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::odrp::{Kind, NodeFigures, RemoteError, node_figures};
+use cuttlefs_common::rdma::{Endpoint, RdmaError};
 use cuttlefs_common::size::ByteSize;
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 
 /// Asks the node.
 pub(super) fn ask(node: &Endpoint, trust: &Trust) -> anyhow::Result<NodeFigures> {
-    let failed =
-        || format!("the memory node at {node} does not answer; is it cuttlefsd memory that listens there?");
-    node_figures(&device(node, trust)?, node).with_context(failed)
+    node_figures(&device(node, trust)?, node).map_err(|error| failed("ask", node, error))
+}
+
+/// The error of a command that cannot do something with a node, and what may be done about it.
+pub(super) fn failed(action: &str, node: &Endpoint, error: RemoteError) -> anyhow::Error {
+    let advice = match &error {
+        RemoteError::Rdma(RdmaError::Handshake { .. } | RdmaError::Closed) => {
+            "; what listens there is no `cuttlefsd memory` of this version, hangs, or is stopping"
+        }
+        RemoteError::Rdma(RdmaError::Io { source, .. })
+            if matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) =>
+        {
+            "; nobody listens there: start a memory node with `cuttlefsd memory`, or write the address of one"
+        }
+        _ => "",
+    };
+    anyhow::Error::new(error).context(format!("cannot {action} the memory node at {node}{advice}"))
 }
 
 /// The figures as lines for people.
@@ -69,7 +83,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let at = Endpoint::Unix(directory.path().join("node.sock"));
         let trust = Trust::default();
-        assert!(format!("{:#}", ask(&at, &trust).expect_err("none")).contains("is it cuttlefsd memory"));
+        assert!(format!("{:#}", ask(&at, &trust).expect_err("none")).contains("start a memory node"));
         let device = device(&at, &trust).expect("a device");
         let options = NodeOptions { budget: 512, ..NodeOptions::new(1024) };
         let node = MemoryNode::start(&device, &at, options).expect("a node");

@@ -42,10 +42,11 @@ mod swap;
 mod unmount;
 mod up;
 mod watchdog;
+mod wrapped;
 mod written;
 
 pub use connect::{Backend, Network, NotThere, Trust, VolumeOptions, device};
-pub use key::chosen as chosen_key;
+pub use key::{chosen as chosen_key, of_mount as mount_trust};
 pub use mount_options::MountOptions;
 
 use clap::{Parser, Subcommand};
@@ -142,8 +143,8 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         Err(error) => {
             cuttlefs_common::tell!("cuttlefs: {}", explain(error.as_ref()));
             error
-                .downcast_ref::<preload::NotStarted>()
-                .map_or(ExitCode::FAILURE, preload::NotStarted::exit_code)
+                .downcast_ref::<wrapped::NotStarted>()
+                .map_or(ExitCode::FAILURE, wrapped::NotStarted::exit_code)
         }
     }
 }

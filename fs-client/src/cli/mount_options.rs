@@ -24,6 +24,7 @@ pub(super) const KNOWN: &str =
   exec, noexec, atime, noatime
   max_background=N              requests of readahead and asynchronous IO in flight (64)
   threads=N                     threads that serve the mount (8)
+  remount                       change ro, suid, dev, exec or atime of the mount that is there
   nonempty                      mount over a directory that has entries
   default_permissions, relatime, nodiratime, _netdev, nofail, noauto, user, defaults, x-*
                                 accepted, without effect here";

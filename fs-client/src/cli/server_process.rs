@@ -160,7 +160,7 @@ impl ServerProcess {
             // So that Ctrl-C at the terminal reaches only this process, which unmounts first and then stops the server.
             .process_group(0)
             .spawn()
-            .context("cannot start cuttlefsd")?;
+            .context("cannot start cuttlefsd; put it beside cuttlefs or in PATH, or name it in CUTTLEFSD")?;
         let id = match ProcessId::of(child.id()) {
             Ok(id) => id,
             Err(_) => {

@@ -3,22 +3,21 @@
 //! The swapper is `crate::swap`; this is the command around it: it joins the node (or starts one of its own), starts the program, and reports.
 
 use super::connect::{Trust, device};
-use super::preload::{before_others, exit_code, spawn};
+use super::memory_status;
 use super::programs;
 use super::run_state;
+use super::wrapped::{PRELOAD, Passed, before_others, exit_code, spawn};
 use crate::swap::wire::{PAGE, PLAN_VARIABLE, Plan};
 use crate::swap::{LIMIT_LEAST, Store, Swapper, listen};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cuttlefs_common::descriptors;
-use cuttlefs_common::odrp::{JoinOptions, MemoryNode, NodeOptions, PAGES_MAX, RemoteError, RemotePages};
+use cuttlefs_common::odrp::{JoinOptions, MemoryNode, NodeOptions, PAGES_MAX, RemotePages};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Device, Endpoint, RdmaError};
+use cuttlefs_common::rdma::{Device, Endpoint};
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::socket_file;
-use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open, setrlimit};
-use signal_hook::consts::{SIGINT, SIGQUIT};
-use signal_hook::flag;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -57,6 +56,9 @@ pub(super) struct SwapArgs {
     /// The key to show over tcp:// [default: CUTTLEFS_KEY]
     #[arg(long, value_name = "FILE", requires = "memory")]
     key: Option<PathBuf>,
+    /// Believe this user's node over unix://, not only root's and your own
+    #[arg(long, value_name = "UID", requires = "memory")]
+    server_user: Option<u32>,
     /// Print at the end what was swapped
     #[arg(long)]
     report: bool,
@@ -91,7 +93,7 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     let remote = match (&own, &args.memory) {
         (Some(own), _) => join(&own.device, &own.endpoint, pages),
         (None, Some(endpoint)) => {
-            let trust = Trust { key: super::key::chosen([args.key.clone()])?, server_user: None };
+            let trust = Trust { key: super::key::chosen([args.key.clone()])?, server_user: args.server_user };
             join(&device(endpoint, &trust)?, endpoint, pages)
         }
         (None, None) => bail!("there is no memory node; give --memory"),
@@ -100,12 +102,9 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     let plan =
         Plan { heap_bytes: bytes, arena_bytes: bytes.saturating_mul(ARENA_FACTOR), socket: socket.0.clone() };
     let mut swapper = Swapper::new(Store::new(remote, pages), usize::try_from(limit_pages)?);
-    // The terminal's signals are the program's: this process has to stay as long as it does.
-    for signal in [SIGINT, SIGQUIT] {
-        flag::register(signal, Arc::default()).context("cannot catch signals")?;
-    }
+    let signals = Passed::catch()?;
     let mut command = Command::new(name);
-    command.args(arguments).env("LD_PRELOAD", before_others(&library)).env(PLAN_VARIABLE, plan.encode());
+    command.args(arguments).env(PRELOAD, before_others(&library)).env(PLAN_VARIABLE, plan.encode());
     // The program has its caller's limit. This process has it for that moment, in which it opens nothing.
     setrlimit(Resource::Nofile, callers_limit).context("cannot lower the limit of open files")?;
     let program = spawn(&mut command, name);
@@ -114,8 +113,7 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     if let Err(error) = raised {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
-    let pid = Pid::from_raw(i32::try_from(program.id())?).context("the program has no process id")?;
-    let watched = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch the program")?;
+    let watched = signals.on_to(&program)?;
     let served = swapper.serve(&listener, &watched);
     if served.is_err() {
         // It has been killed, if its memory was here; and has to end in any case.
@@ -124,7 +122,7 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
     let status = program.wait().context("cannot wait for the program")?;
     let figures = swapper.figures();
     if args.report {
-        cuttlefs_common::tell!("cuttlefs swap: limit {}, node {}\n{figures}", args.limit, args.size);
+        cuttlefs_common::tell!("cuttlefs swap: limit {}, size {}\n{figures}", args.limit, args.size);
     }
     if let Err(error) = served {
         cuttlefs_common::tell!("cuttlefs swap: the program was ended: {error}");
@@ -139,15 +137,8 @@ pub(super) fn run(args: SwapArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn join(device: &Arc<dyn Device>, endpoint: &Endpoint, pages: u64) -> anyhow::Result<RemotePages> {
-    RemotePages::join(device, endpoint, JoinOptions { pages }).map_err(|error| {
-        let what = match &error {
-            RemoteError::Rdma(RdmaError::Handshake { .. } | RdmaError::Closed) => {
-                "; what listens there is no `cuttlefsd memory` of this version, hangs, or is stopping"
-            }
-            _ => "",
-        };
-        anyhow::Error::new(error).context(format!("cannot join the memory node at {endpoint}{what}"))
-    })
+    RemotePages::join(device, endpoint, JoinOptions { pages })
+        .map_err(|error| memory_status::failed("join", endpoint, error))
 }
 
 /// What this process listens at, in the runtime directory, where nobody else can put a file of that name.

@@ -31,7 +31,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 What no sync has covered is synced first. If the server is away for longer than 15 s the mount
 stays, because only it has those changes; -f gives them up and says how much may be lost. -f also
-ends the mount's copies in other mount namespaces.")]
+ends the mount's copies in other mount namespaces. A server that `cuttlefs up` has started ends
+with its mount.")]
 pub(super) struct UmountArgs {
     /// Where the file system is mounted
     mountpoint: PathBuf,
