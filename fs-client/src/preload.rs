@@ -196,7 +196,7 @@ mod tests {
         let plan = Plan { counts: Some("/tmp/counts".into()), ..Plan::new(vec![mount], 7) };
         let text = serde_json::to_string(&plan).expect("text");
         assert_eq!(Plan::parse(OsStr::new(&text)).expect("a plan"), plan);
-        let other = text.replace("\"version\":1", "\"version\":2");
+        let other = text.replace("\"version\":2", "\"version\":1");
         assert_ne!(other, text);
         for other in [&other, "no plan at all"] {
             assert_eq!(Plan::parse(OsStr::new(other)), None);
