@@ -16,10 +16,12 @@
 
 #[cfg(feature = "model-check")]
 mod again;
+mod made;
 /// Memory whose pages come and go, for an RNIC that looks each page up.
 pub mod paged;
 mod pointed;
 
+pub use made::HUGE_PAGE;
 pub use pointed::{PointError, PointedMemory};
 
 use crate::sync::fence;
@@ -154,8 +156,7 @@ impl SharedMemory {
         if writable {
             prot |= ProtFlags::WRITE;
         }
-        // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, offset)? };
+        let base = made::map_file(&fd, len, offset, prot, flags)?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
         Ok(Self::mapped(fd, base, len, writable))
     }
@@ -235,20 +236,6 @@ impl SharedMemory {
         }
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.fd, how, start as u64, (end - start) as u64)?)
-    }
-
-    /// Has the system make the pages of a range now, all with one call: that takes less than a page fault for each at its first use. It is advice: what
-    /// the system does not make now, it makes then.
-    pub fn make_pages(&self, offset: usize, len: usize) {
-        assert!(self.contains(offset as u64, len as u64), "pages outside of the memory");
-        // SAFETY: inside of the mapping, which stays mapped while `&self`; making pages changes no byte.
-        let _ = unsafe {
-            rustix::mm::madvise(
-                self.base.as_ptr().add(offset).cast(),
-                len,
-                rustix::mm::Advice::LinuxPopulateWrite,
-            )
-        };
     }
 
     /// Whether `[offset, offset + len)` lies inside. Use it on every range a peer names.

@@ -9,46 +9,39 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A page's bytes.
-pub type Page = [u8; PAGE_SIZE];
+/// A page's bytes, at an address that direct IO takes.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes)]
+#[repr(C, align(4096))]
+pub struct Page(pub [u8; PAGE_SIZE]);
+
+const _: () = assert!(align_of::<Page>() == PAGE_SIZE);
+
+impl Page {
+    /// All zeros.
+    pub const ZERO: Self = Self([0; PAGE_SIZE]);
+}
 
 /// A file or device that has a place for each page of a region. Pages are read and written at the same time by several threads, one page by one
 /// thread.
 pub trait Backing: Send + Sync {
-    /// Reads a page that was written before.
+    /// Reads pages that follow each other, each of which was written before.
     ///
     /// # Errors
-    /// The device failed. The page is then not swapped in.
-    fn read(&self, page: u64, out: &mut Page) -> io::Result<()>;
+    /// The device failed at one of them. None is then swapped in, but for those that are asked for again.
+    fn read(&self, first: u64, out: &mut [Page]) -> io::Result<()>;
 
-    /// Writes a page. It need not outlive the process.
+    /// Writes pages that follow each other. They need not outlive the process.
     ///
     /// # Errors
-    /// The device failed. The page then stays in its frame.
-    fn write(&self, page: u64, bytes: &Page) -> io::Result<()>;
+    /// The device failed at one of them. All stay in their frames, but for those that are written again.
+    fn write(&self, first: u64, pages: &[Page]) -> io::Result<()>;
 }
 
 /// A file, or a block device.
 #[derive(Debug)]
-pub struct FileBacking {
-    file: File,
-    direct: bool,
-}
-
-/// Bytes at an address that direct IO takes.
-struct Aligned(Vec<u8>);
-
-impl Aligned {
-    fn new() -> Self {
-        Self(vec![0; 2 * PAGE_SIZE])
-    }
-
-    fn page(&mut self) -> &mut [u8] {
-        let at = self.0.as_ptr().align_offset(PAGE_SIZE);
-        &mut self.0[at..at + PAGE_SIZE]
-    }
-}
+pub struct FileBacking(File);
 
 impl FileBacking {
     /// Opens or makes a file with room for `pages` pages; of a device, which must be as large, the bytes are overwritten. With `direct` the kernel's
@@ -67,30 +60,17 @@ impl FileBacking {
             let len = pages.checked_mul(PAGE_SIZE as u64).ok_or(io::ErrorKind::FileTooLarge)?;
             file.set_len(len)?;
         }
-        Ok(Self { file, direct })
+        Ok(Self(file))
     }
 }
 
 impl Backing for FileBacking {
-    fn read(&self, page: u64, out: &mut Page) -> io::Result<()> {
-        let at = page * PAGE_SIZE as u64;
-        if !self.direct {
-            return self.file.read_exact_at(out, at);
-        }
-        let mut aligned = Aligned::new();
-        self.file.read_exact_at(aligned.page(), at)?;
-        out.copy_from_slice(aligned.page());
-        Ok(())
+    fn read(&self, first: u64, out: &mut [Page]) -> io::Result<()> {
+        self.0.read_exact_at(out.as_mut_bytes(), first * PAGE_SIZE as u64)
     }
 
-    fn write(&self, page: u64, bytes: &Page) -> io::Result<()> {
-        let at = page * PAGE_SIZE as u64;
-        if !self.direct {
-            return self.file.write_all_at(bytes, at);
-        }
-        let mut aligned = Aligned::new();
-        aligned.page().copy_from_slice(bytes);
-        self.file.write_all_at(aligned.page(), at)
+    fn write(&self, first: u64, pages: &[Page]) -> io::Result<()> {
+        self.0.write_all_at(pages.as_bytes(), first * PAGE_SIZE as u64)
     }
 }
 
@@ -98,6 +78,7 @@ impl Backing for FileBacking {
 #[derive(Debug, Default)]
 pub struct MemoryBacking {
     pages: Mutex<HashMap<u64, Box<Page>>>,
+    accesses: AtomicU64,
     bad_reads: Mutex<HashSet<u64>>,
     bad_writes: Mutex<HashSet<u64>>,
     delay_us: AtomicU64,
@@ -129,28 +110,41 @@ impl MemoryBacking {
         self.delay_us.store(delay.as_micros() as u64, Ordering::Relaxed);
     }
 
-    fn access(&self, bad: &Mutex<HashSet<u64>>, page: u64) -> io::Result<()> {
+    /// Reads and writes so far.
+    pub fn accesses(&self) -> u64 {
+        self.accesses.load(Ordering::Relaxed)
+    }
+
+    fn access(&self, bad: &Mutex<HashSet<u64>>, first: u64, count: usize) -> io::Result<()> {
+        self.accesses.fetch_add(1, Ordering::Relaxed);
         let delay = self.delay_us.load(Ordering::Relaxed);
         if delay > 0 {
             std::thread::sleep(Duration::from_micros(delay));
         }
-        if bad.lock().contains(&page) { Err(io::Error::other("the device fails there")) } else { Ok(()) }
+        let bad = bad.lock();
+        if (first..).take(count).any(|page| bad.contains(&page)) {
+            return Err(io::Error::other("the device fails there"));
+        }
+        Ok(())
     }
 }
 
 impl Backing for MemoryBacking {
-    fn read(&self, page: u64, out: &mut Page) -> io::Result<()> {
-        self.access(&self.bad_reads, page)?;
+    fn read(&self, first: u64, out: &mut [Page]) -> io::Result<()> {
+        self.access(&self.bad_reads, first, out.len())?;
         let pages = self.pages.lock();
-        let bytes =
-            pages.get(&page).ok_or_else(|| io::Error::other("a page was read that was never written"))?;
-        out.copy_from_slice(&bytes[..]);
+        for (page, out) in (first..).zip(out) {
+            *out = **pages
+                .get(&page)
+                .ok_or_else(|| io::Error::other("a page was read that was never written"))?;
+        }
         Ok(())
     }
 
-    fn write(&self, page: u64, bytes: &Page) -> io::Result<()> {
-        self.access(&self.bad_writes, page)?;
-        self.pages.lock().insert(page, Box::new(*bytes));
+    fn write(&self, first: u64, pages: &[Page]) -> io::Result<()> {
+        self.access(&self.bad_writes, first, pages.len())?;
+        let mut all = self.pages.lock();
+        all.extend((first..).zip(pages.iter().map(|page| Box::new(*page))));
         Ok(())
     }
 }
@@ -167,12 +161,12 @@ mod tests {
                 assert!(direct, "a file can be opened");
                 continue;
             };
-            let mut out = [0; PAGE_SIZE];
-            file.write(8, &[8; PAGE_SIZE]).expect("written");
-            file.write(3, &[3; PAGE_SIZE]).expect("written");
-            file.read(8, &mut out).expect("read");
-            assert_eq!(out, [8; PAGE_SIZE]);
-            assert!(file.read(9, &mut out).is_err());
+            let mut out = [Page::ZERO; 2];
+            file.write(7, &[Page([7; PAGE_SIZE]), Page([8; PAGE_SIZE])]).expect("written");
+            file.write(3, &[Page([3; PAGE_SIZE])]).expect("written");
+            file.read(7, &mut out).expect("read");
+            assert!(out[0].0 == [7; PAGE_SIZE] && out[1].0 == [8; PAGE_SIZE]);
+            assert!(file.read(8, &mut out).is_err());
         }
     }
 }

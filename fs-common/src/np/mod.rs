@@ -18,7 +18,7 @@ mod serve;
 mod target;
 mod wire;
 
-pub use backing::{Backing, FileBacking, MemoryBacking};
+pub use backing::{Backing, FileBacking, MemoryBacking, Page};
 pub use initiator::{
     NpCompletion, NpError, NpLocal, NpOp, NpOrder, NpPeer, NpSettings, NpStatus, NpWr, PeerFigures,
 };

@@ -3,7 +3,7 @@
 //! # How it works
 //! Making a region touches no page. A page gets a frame when somebody uses it: zeros at the first time (a *minor* fault), its bytes from the backing
 //! file later (a *major* one). When there is no free frame, the clock chooses a page that was not used since its last turn; if it was written, it goes
-//! to the backing file first.
+//! to the backing file first. `swap` has all of this.
 //!
 //! Out: hide the page from RNICs (version odd), wait for their WRITEs, write it if it is dirty, say that it is out (version even), use the frame. In: fill
 //! the frame, then show it. What a WRITE puts into the page while it is on its way goes to the black hole, and its initiator sees that the version has
@@ -18,27 +18,23 @@
 //! * A pinned page keeps its frame. Pins last for one copy.
 //! * No more frames than the budget hold bytes.
 
-use super::backing::{Backing, Page};
+mod swap;
+
+use super::backing::Backing;
 use crate::ids::PAGE_SIZE;
 use crate::memory::SharedMemory;
-use crate::memory::paged::{FIRST_FRAME, PagedMemory};
+use crate::memory::paged::PagedMemory;
 use crate::region::{MagicPattern, PATTERN_LEN};
 use crate::world::Random;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use swap::FRAME_PATIENCE;
 
-/// How long WRITEs to a page are waited for, before another page is chosen. They take microseconds unless their peer has stopped.
-const WRITE_PATIENCE: Duration = Duration::from_millis(5);
-/// How long a fault waits for a frame.
-const FRAME_PATIENCE: Duration = Duration::from_secs(20);
 /// The smallest budget: so many threads may have a page in hand at once.
 const FRAMES_MIN: u32 = 32;
-/// Frames whose memory is made together, at the first use of one of them. The system's page fault takes longer than all else of a minor fault.
-const MADE_TOGETHER: u32 = 16;
 
 /// Why an access failed.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +108,8 @@ struct State {
     free: Vec<u32>,
     /// Frames that a page has had.
     fresh: u32,
+    /// Frames whose memory is made, or about to be.
+    made: u32,
     /// Pages on their way in or out.
     busy: HashSet<u64>,
     /// Pages that the device has.
@@ -149,18 +147,13 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// A frame in the hands of who will fill it.
-#[derive(Clone, Copy)]
-struct Taken {
-    frame: u32,
-    /// No page has had it, so it is all zeros.
-    is_blank: bool,
-}
-
-/// What became of a victim.
-enum Evicted {
-    Frame(u32),
-    Kept(Option<RegionError>),
+/// What became of pages that were to leave.
+#[derive(Default)]
+struct Evicted {
+    /// So many have left.
+    pages: u32,
+    /// Why the device has not taken one.
+    error: Option<RegionError>,
 }
 
 impl NpRegion {
@@ -302,7 +295,8 @@ impl NpRegion {
         if !offset.is_multiple_of(8) {
             return Err(RegionError::Range { offset, len: 8, region_len: self.len() });
         }
-        let pinned = self.pin(offset / PAGE_SIZE as u64, true)?;
+        let page = offset / PAGE_SIZE as u64;
+        let pinned = self.pin(page, page + 1, true)?;
         let at = pinned.frame_at + (offset % PAGE_SIZE as u64) as usize;
         Ok(change(self.memory.translated().frames().atomic_u64(at)))
     }
@@ -316,12 +310,13 @@ impl NpRegion {
         mut copy: impl FnMut(usize, usize, usize),
     ) -> Result<(), RegionError> {
         self.check(offset, len as u64)?;
+        let end = (offset + len as u64).div_ceil(PAGE_SIZE as u64);
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
             let in_page = (at % PAGE_SIZE as u64) as usize;
             let part = (PAGE_SIZE - in_page).min(len - done);
-            let pinned = self.pin(at / PAGE_SIZE as u64, write)?;
+            let pinned = self.pin(at / PAGE_SIZE as u64, end, write)?;
             copy(pinned.frame_at + in_page, done, part);
             done += part;
         }
@@ -344,170 +339,6 @@ impl NpRegion {
         })
     }
 
-    /// Gives a page a frame, and keeps it there.
-    fn pin(&self, page: u64, write: bool) -> Result<Pinned<'_>, RegionError> {
-        let deadline = Instant::now() + FRAME_PATIENCE;
-        let mut state = self.state.lock();
-        loop {
-            if state.busy.contains(&page) {
-                self.wait(&mut state, deadline)?;
-                continue;
-            }
-            if let Some(resident) = state.resident.get_mut(&page) {
-                resident.pins += 1;
-                resident.dirty |= write;
-                resident.used = true;
-                let frame_at = resident.frame as usize * PAGE_SIZE;
-                return Ok(Pinned { region: self, page, frame_at });
-            }
-            state.busy.insert(page);
-            let filled = self.swap_in(&mut state, page, deadline);
-            state.busy.remove(&page);
-            self.moved.notify_all();
-            let frame = filled?;
-            state.page_of[frame as usize] = Some(page);
-            state.resident.insert(page, Resident { frame, pins: 0, dirty: false, used: true });
-        }
-    }
-
-    fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) -> Result<(), RegionError> {
-        if self.moved.wait_until(state, deadline).timed_out() { Err(RegionError::NoFrame) } else { Ok(()) }
-    }
-
-    /// Fills a frame with a page's bytes and shows it. The page is busy; the lock is given up meanwhile.
-    fn swap_in(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        page: u64,
-        deadline: Instant,
-    ) -> Result<u32, RegionError> {
-        let Taken { frame, is_blank } = self.take_frame(state, deadline)?;
-        let is_backed = state.backed.contains(&page);
-        let frames = self.memory.translated().frames();
-        let filled = MutexGuard::unlocked(state, || {
-            let at = frame as usize * PAGE_SIZE;
-            // Blank frames are taken in order.
-            let number = frame - FIRST_FRAME;
-            if is_blank && number.is_multiple_of(MADE_TOGETHER) {
-                let together = MADE_TOGETHER.min(self.frames - number);
-                frames.make_pages(at, together as usize * PAGE_SIZE);
-            }
-            if is_backed {
-                let mut bytes: Page = [0; PAGE_SIZE];
-                self.backing.read(page, &mut bytes).map_err(|source| RegionError::Device {
-                    action: "read",
-                    page,
-                    source,
-                })?;
-                frames.write(at, &bytes);
-                self.counters.major.fetch_add(1, Ordering::Relaxed);
-            } else {
-                if !is_blank {
-                    frames.fill(at, PAGE_SIZE, 0);
-                }
-                self.counters.minor.fetch_add(1, Ordering::Relaxed);
-            }
-            self.memory.show(page, frame, false);
-            Ok(())
-        });
-        if filled.is_err() {
-            state.free.push(frame);
-        }
-        filled.map(|()| frame)
-    }
-
-    /// A frame without a page.
-    fn take_frame(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) -> Result<Taken, RegionError> {
-        let used = |frame| Taken { frame, is_blank: false };
-        let mut failed = 0;
-        loop {
-            if let Some(frame) = state.free.pop() {
-                return Ok(used(frame));
-            }
-            if state.fresh < self.frames {
-                state.fresh += 1;
-                let frame = FIRST_FRAME + state.fresh - 1;
-                state.page_of.resize(frame as usize + 1, None);
-                return Ok(Taken { frame, is_blank: true });
-            }
-            let Some(victim) = self.choose(state) else {
-                self.wait(state, deadline)?;
-                continue;
-            };
-            match self.evict(state, victim) {
-                Evicted::Frame(frame) => return Ok(used(frame)),
-                // A device that refuses one page may take another. It is not asked for ever.
-                Evicted::Kept(Some(error)) if failed >= self.frames.min(64) => return Err(error),
-                Evicted::Kept(_) => failed += 1,
-            }
-            if Instant::now() > deadline {
-                return Err(RegionError::NoFrame);
-            }
-        }
-    }
-
-    /// The next page that may leave: not pinned, not busy, and not used since the clock's hand came by.
-    fn choose(&self, state: &mut State) -> Option<u64> {
-        for _ in 0..2 * state.page_of.len() {
-            state.hand = (state.hand + 1) % state.page_of.len();
-            let Some(page) = state.page_of[state.hand] else { continue };
-            if state.busy.contains(&page) {
-                continue;
-            }
-            let Some(resident) = state.resident.get_mut(&page) else { continue };
-            let was_used = std::mem::take(&mut resident.used) | self.memory.take_accessed(page);
-            if !was_used && resident.pins == 0 {
-                return Some(page);
-            }
-        }
-        None
-    }
-
-    /// Takes a page's frame. The lock is given up meanwhile; the page is busy.
-    fn evict(&self, state: &mut MutexGuard<'_, State>, page: u64) -> Evicted {
-        let Some(resident) = state.resident.get(&page) else { return Evicted::Kept(None) };
-        let (frame, own_dirty) = (resident.frame, resident.dirty);
-        state.busy.insert(page);
-        let mut wrote = false;
-        let left = MutexGuard::unlocked(state, || {
-            let dirty = self.memory.hide(page).is_dirty() || own_dirty;
-            if !self.memory.wait_for_writes(page, WRITE_PATIENCE) {
-                self.memory.show(page, frame, dirty);
-                return Err(None);
-            }
-            if dirty {
-                let mut bytes: Page = [0; PAGE_SIZE];
-                self.memory.translated().frames().read(frame as usize * PAGE_SIZE, &mut bytes);
-                if let Err(source) = self.backing.write(page, &bytes) {
-                    self.memory.show(page, frame, dirty);
-                    return Err(Some(RegionError::Device { action: "write", page, source }));
-                }
-                wrote = true;
-            }
-            self.memory.gone(page);
-            Ok(())
-        });
-        state.busy.remove(&page);
-        let evicted = match left {
-            Ok(()) => {
-                state.resident.remove(&page);
-                state.page_of[frame as usize] = None;
-                if wrote {
-                    state.backed.insert(page);
-                    self.counters.written.fetch_add(1, Ordering::Relaxed);
-                }
-                self.counters.evictions.fetch_add(1, Ordering::Relaxed);
-                Evicted::Frame(frame)
-            }
-            Err(error) => {
-                self.counters.kept.fetch_add(1, Ordering::Relaxed);
-                Evicted::Kept(error)
-            }
-        };
-        self.moved.notify_all();
-        evicted
-    }
-
     /// Puts a page out of DRAM now, if nobody uses it. For tests, benchmarks, and owners that know what they will not need.
     ///
     /// # Errors
@@ -518,14 +349,8 @@ impl NpRegion {
         if !may_leave || state.busy.contains(&page) {
             return Ok(false);
         }
-        match self.evict(&mut state, page) {
-            Evicted::Frame(frame) => {
-                state.free.push(frame);
-                Ok(true)
-            }
-            Evicted::Kept(None) => Ok(false),
-            Evicted::Kept(Some(error)) => Err(error),
-        }
+        let Evicted { pages, error } = self.evict(&mut state, page, 1);
+        error.map_or(Ok(pages > 0), Err)
     }
 
     /// Swaps the pages of a range in.
@@ -535,33 +360,6 @@ impl NpRegion {
     pub fn bring_in(&self, offset: u64, len: u64) -> Result<(), RegionError> {
         self.check(offset, len)?;
         let pages = offset / PAGE_SIZE as u64..offset.saturating_add(len).div_ceil(PAGE_SIZE as u64);
-        pages.into_iter().try_for_each(|page| self.pin(page, false).map(drop))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::np::MemoryBacking;
-    use crate::world::SeededRandom;
-
-    #[test]
-    fn the_system_makes_frames_together_and_no_more_than_there_are() {
-        let backing = Arc::new(MemoryBacking::default());
-        let region = NpRegion::new(100, 40, backing, &SeededRandom::new(1)).expect("region");
-        let made = || {
-            let stat = rustix::fs::fstat(region.memory.translated().frames().fd()).expect("stat");
-            // Blocks of 512 bytes.
-            stat.st_blocks as usize * 512 / PAGE_SIZE
-        };
-        // The signature's page.
-        assert_eq!(made(), 1);
-        for (pages, frames) in [(1, 16), (16, 16), (17, 32), (32, 32), (33, 40), (100, 40)] {
-            region.bring_in(0, pages * PAGE_SIZE as u64).expect("room");
-            assert_eq!(made(), 1 + frames, "{pages} pages");
-        }
-        let mut bytes = [1; 2 * PAGE_SIZE];
-        region.read(99 * PAGE_SIZE as u64 - 1, &mut bytes[..100]).expect("read");
-        assert_eq!(bytes[..100], [0; 100]);
+        pages.clone().try_for_each(|page| self.pin(page, pages.end, false).map(drop))
     }
 }
