@@ -38,6 +38,7 @@ pub mod odrp;
 pub mod panic_ends;
 /// How bytes become persistent.
 pub mod persist;
+pub mod pool_uuid;
 /// The verbs-shaped API and its providers.
 pub mod rdma;
 /// The records of a client's ring, and the ring.

@@ -27,6 +27,11 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often files without a name are tried again that could not be freed.
+pub(crate) const UNFREED_AGAIN: Duration = Duration::from_secs(10);
 
 /// A server without its threads and links.
 pub struct Server {
@@ -57,6 +62,8 @@ pub struct Server {
     /// Held for reading while a file without a name is made and opened. Held for writing by whoever looks for files without a name that nobody has
     /// open.
     pub opens_nameless: RwLock<()>,
+    /// Files without a name that nobody has open could not be freed: they are tried again.
+    pub unfreed: AtomicBool,
 }
 
 /// The clients that are admitted, and the bounds that apply to each.
@@ -246,7 +253,10 @@ impl Server {
             // Busy: it is open. Stale, NotFound: another task has freed it. Invalid: it got a name and was closed since.
             Ok(()) | Err(Status::Busy | Status::Stale | Status::NotFound | Status::Invalid) => {}
             Err(status) => {
-                tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again at the next start");
+                // One line for all that fail until the next try.
+                if !self.unfreed.swap(true, Ordering::Relaxed) {
+                    tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again every {} s", UNFREED_AGAIN.as_secs());
+                }
             }
         }
     }

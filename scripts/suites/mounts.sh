@@ -232,6 +232,29 @@ key_taken_away() {
 }
 check "a mount whose key was taken away says so" key_taken_away
 
+another_pool() {
+    local own=$POOL shown
+    "$CUTTLEFS_BIN/cuttlefsd" format --pool "$WORK/second" --size 64M >>"$WORK/format.log" 2>&1 || return 1
+    [[ ! -e $POOL/key ]] || cp "$POOL/key" "$WORK/second/key" || return 1
+    echo held >"$MNT/open/held" && stop_server || return 1
+    POOL=$WORK/second
+    launch_server
+    for _ in $(seq 50); do
+        shown=$(cuttlefs status "$MNT" --json 2>/dev/null | jq -r .mount.server_away_because)
+        [[ $shown == *"serves another pool"* ]] && break
+        sleep 0.2
+    done
+    stop_server
+    POOL=$own
+    launch_server
+    [[ $shown == *"serves another pool"* ]] || {
+        echo "status says: $shown"
+        return 1
+    }
+    [[ $(cat "$MNT/open/held") == held ]]
+}
+check "a server of another pool at the address is refused, and the own one is gone on with" another_pool
+
 kill_server
 server_away() {
     refused "is cuttlefsd running there" cuttlefs mount "$(server_url)" "$OTHER" || return 1

@@ -5,12 +5,13 @@
 //! program with the header and runs it.
 //!
 //! * `session`, `file`, `defragment` (of files, too), `regions` (keys and grants), `buffer`, `queue`: the functions, by handle.
-//! * `pointers`: what C hands over, checked. `errors`: errnos, and the words for people. `layout`: structs that both sides know.
+//! * `forked`: a child of fork(2), which has nothing of it. `pointers`: what C hands over, checked. `errors`: errnos, and the words for people. `layout`: structs that both sides know.
 
 mod buffer;
 mod defragment;
 mod errors;
 mod file;
+mod forked;
 mod layout;
 mod pointers;
 mod queue;

@@ -1,6 +1,7 @@
 //! What C hands over, as Rust knows it. A null pointer where one must be is `-EINVAL`; other bad pointers cannot be found out.
 
 use crate::errors::invalid;
+use crate::forked;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 
@@ -9,6 +10,7 @@ use std::ffi::CStr;
 /// # Safety
 /// `handle` is null, or was made by [`give`] as this type, and is not freed before the returned reference is gone.
 pub(crate) unsafe fn handle<'h, T>(handle: *const T) -> Result<&'h T, c_int> {
+    forked::refuse()?;
     // SAFETY: the caller's.
     unsafe { handle.as_ref() }.ok_or_else(|| invalid("a handle is NULL"))
 }
@@ -18,6 +20,7 @@ pub(crate) unsafe fn handle<'h, T>(handle: *const T) -> Result<&'h T, c_int> {
 /// # Safety
 /// As [`handle`], and no other thread uses it meanwhile.
 pub(crate) unsafe fn handle_alone<'h, T>(handle: *mut T) -> Result<&'h mut T, c_int> {
+    forked::refuse()?;
     // SAFETY: the caller's.
     unsafe { handle.as_mut() }.ok_or_else(|| invalid("a handle is NULL"))
 }
@@ -35,12 +38,13 @@ pub(crate) unsafe fn give<T>(place: *mut *mut T, value: T) -> Result<(), c_int> 
     Ok(())
 }
 
-/// Takes a handle back. Null is nothing.
+/// Takes a handle back. Null is nothing, and in a forked child any is.
 ///
 /// # Safety
 /// As [`handle`], and nobody uses it any more.
 pub(crate) unsafe fn free<T>(handle: *mut T) {
-    if !handle.is_null() {
+    // A forked child's copy goes with the child: its end would wait for threads that are not there.
+    if !handle.is_null() && !forked::is_child() {
         // SAFETY: it was made by `give`, of a box.
         drop(unsafe { Box::from_raw(handle) });
     }

@@ -1,29 +1,14 @@
 //! Sessions and names.
 
-use crate::errors::{invalid, told, unsupported};
+use crate::errors::{invalid, told};
+use crate::forked;
 use crate::layout::{Options, Stat};
 use crate::pointers::{free, give, handle, optional, outcome, text};
 use cuttlefs_client::native::{ConnectOptions, NativeError, Session, Trust};
 use libc::{c_char, c_int, c_void};
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-
-/// The process that made the first session; 0: nobody did. (Relaxed: nothing else is told by it.)
-static FIRST_OF: AtomicU32 = AtomicU32::new(0);
-
-/// Refuses the sessions of a process that was forked from one that had some: it has copies of the library's locks as they were, and those that a thread
-/// of its parent held are held for ever.
-fn is_no_fork() -> Result<(), c_int> {
-    let own = std::process::id();
-    match FIRST_OF.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
-        Err(first) if first != own => Err(unsupported(
-            "this process was forked from one that had a session, and cannot have one: start a program (exec; Python's multiprocessing: the method spawn)",
-        )),
-        _ => Ok(()),
-    }
-}
 
 /// # Safety
 /// The pointers in `options` are null or C strings.
@@ -54,7 +39,7 @@ pub unsafe extern "C" fn cuttlefs_connect(
 ) -> c_int {
     // SAFETY: the caller's.
     let connect = || unsafe {
-        is_no_fork()?;
+        forked::watch()?;
         let url = text(url)?;
         let url = str::from_utf8(url).map_err(|_| invalid("the URL is not text"))?;
         let wanted = wanted.as_ref().map(|wanted| options(wanted)).transpose()?.unwrap_or_default();

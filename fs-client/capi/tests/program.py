@@ -114,6 +114,11 @@ with cuttlefs.Session(sys.argv[1], label="a Python program", threads=2) as sessi
     if child == 0:
         try:
             refused(errno.EOPNOTSUPP, cuttlefs.Session, sys.argv[1])
+            refused(errno.EOPNOTSUPP, session.stat, "moved")
+            refused(errno.EOPNOTSUPP, file.read, 0, 10)
+            refused(errno.EOPNOTSUPP, file.append, b"more")
+            for handle in (queue, buffer, file, session):
+                handle.close()
             os._exit(0)
         finally:
             os._exit(1)

@@ -87,7 +87,7 @@ fn planned(named: &[PathBuf]) -> anyhow::Result<Vec<PlannedMount>> {
         let mount = mount.with_context(|| format!("{} is in no mount of cuttlefs", directory.display()))?;
         plan(mount)?.with_context(|| {
             format!(
-                "{} was not mounted by you with `cuttlefs mount` or `cuttlefs up`, so its server is not known here",
+                "{} was not mounted by you with `cuttlefs mount` or `cuttlefs up`, so its server is not known here; mount it yourself, or ask its owner to run the program",
                 mount.mountpoint.display()
             )
         })
@@ -123,8 +123,11 @@ fn report(counts: &Counts, mounts: usize) -> String {
             text.push_str(&format!("\n  {number:>12}  {name}"));
         }
     }
+    let is_seen = Count::ALL.iter().any(|(count, _)| !matches!(count, Count::Programs) && counts.get(*count) > 0);
     if counts.get(Count::Programs) == 0 {
         text += "\n  No program loaded the library: was it linked statically, or did it change its rights (set-user-ID)?";
+    } else if !is_seen {
+        text += "\n  No access to files of a mount was seen: what the C library reads for itself (fread, mappings of programs) is the kernel's, and not counted.";
     }
     text
 }
@@ -141,7 +144,8 @@ mod tests {
         assert!(text.starts_with("cuttlefs preload: 2 mounts\n             0  reads taken\n"), "{text}");
         assert!(text.contains("linked statically"), "{text}");
         counts.add(Count::Programs, 1);
-        assert!(!report(&counts, 2).contains("linked statically"));
+        let text = report(&counts, 2);
+        assert!(!text.contains("linked statically") && text.contains("fread"), "{text}");
         counts.add(Count::Reads, 12);
         counts.add(Count::LeftEnd, 1);
         let text = report(&counts, 1);

@@ -18,6 +18,7 @@ use super::process::ProcessId;
 use anyhow::{Context, bail};
 use cuttlefs_common::socket_file;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -158,8 +159,8 @@ pub(super) fn private(options: &mut OpenOptions, path: &Path) -> std::io::Result
 
 fn directory() -> anyhow::Result<PathBuf> {
     let user = rustix::process::geteuid();
-    let of_user = || match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(runtime) => make(Path::new(&runtime).join("cuttlefs")),
+    let of_user = || match named_directory(std::env::var_os("XDG_RUNTIME_DIR")) {
+        Some(runtime) => make(runtime.join("cuttlefs")),
         None => Places::of(user.as_raw()).choose(),
     };
     if !user.is_root() {
@@ -171,6 +172,11 @@ fn directory() -> anyhow::Result<PathBuf> {
         }),
         made => made,
     }
+}
+
+/// The directory that a variable names. An empty value and a relative path are as none (XDG Base Directory Specification 0.8).
+fn named_directory(variable: Option<OsString>) -> Option<PathBuf> {
+    variable.map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// Whether user 0 of this process is user 0 of the machine. In a user namespace (user_namespaces(7)) it may be any user.
@@ -265,6 +271,13 @@ mod tests {
         assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_variable_names_a_directory_or_is_none() {
+        let named = |text: &str| named_directory(Some(text.into()));
+        assert_eq!(named("/run/user/7"), Some("/run/user/7".into()));
+        assert_eq!((named(""), named("run"), named_directory(None)), (None, None, None));
     }
 
     #[test]

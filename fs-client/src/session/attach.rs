@@ -44,6 +44,14 @@ impl Attach for Session {
             }
             Err(status) => return Err(refused(status.to_string())),
         };
+        let pool = *self.pool.get_or_init(|| attached.pool);
+        if attached.pool != pool {
+            return Err(refused(format!(
+                "it serves another pool ({}) than the one that is mounted ({pool}); start the server of that one there again, \
+                 or unmount (umount -f gives up what only the mount has)",
+                attached.pool
+            )));
+        }
         let session = attached.session;
         let epoch = attached.server_epoch;
         let durable_answers = attached.durable_answers;

@@ -34,6 +34,7 @@ use crate::transport::{Away, Caller, FsError, LaneGuard, Link};
 use attachment::CurrentAttachment;
 use closer::CloseQueue;
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::rdma::{Device, Endpoint, HardwareFigures, RdmaError};
 use cuttlefs_common::rpc::{Reply, Request, SessionSecret, SyncScope};
 use cuttlefs_common::status::Status;
@@ -42,8 +43,8 @@ use locks::OwnLocks;
 use options::{CONTROL_LANE, LOCKS_LANE, OWN_LANES};
 use parking_lot::Mutex;
 use recover::Recovered;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Whether the server is away, and the changes that depend on it.
@@ -68,6 +69,8 @@ pub struct Session {
     /// Proves that the session belongs to this mount.
     secret: SessionSecret,
     link: Link,
+    /// The pool of the first server; known once it is attached.
+    pool: OnceLock<PoolUuid>,
     attachment: CurrentAttachment,
     /// Serialises recovery.
     recovered: Mutex<Recovered>,
@@ -134,6 +137,7 @@ impl Session {
         Ok(Self {
             secret: SessionSecret::draw(random),
             link,
+            pool: OnceLock::new(),
             attachment: CurrentAttachment::default(),
             recovered: Mutex::default(),
             opens: ServerOpens::default(),

@@ -26,7 +26,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the RPC protocol. 1: the first. 5: locks. 7: no rings. 10: windows of pages. 11: file regions that are handed over, write grants.
-pub const PROTOCOL_VERSION: u16 = 12;
+pub const PROTOCOL_VERSION: u16 = 13;
 /// Bytes of either header.
 pub const HEADER_LEN: usize = 48;
 const REQUEST_MAGIC: [u8; 4] = *b"CFRQ";

@@ -8,6 +8,7 @@ use super::parts::{OpenTicket, SettledLock, TestedLock};
 use super::region_key::RegionKey;
 use crate::attr::{Attr, FileKind};
 use crate::ids::{FileKey, FilePage, FileSlot, InodeNo};
+use crate::pool_uuid::PoolUuid;
 use crate::rdma::RemoteRange;
 use crate::region::{Extent, MagicPattern};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ use serde::{Deserialize, Serialize};
 pub struct Attached {
     /// Changes when the server restarts.
     pub server_epoch: u64,
+    /// The pool that it serves: a client of another one must not go on with this server.
+    pub pool: PoolUuid,
     /// Names the session. Another number than before means that the old session is gone, and that open files must be reclaimed.
     pub session: u64,
     /// The session ends after this time without any request.

@@ -5,6 +5,7 @@ use crate::{joined, room};
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
 use cuttlefs_common::rpc::{
@@ -99,6 +100,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         (
             Reply::Attached(Attached {
                 server_epoch: 1,
+                pool: PoolUuid(*b"the pool's UUID."),
                 session: 2,
                 lease_ms: 30_000,
                 slots: 64,
@@ -119,6 +121,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
             joined(&[
                 &[1],
                 &[1],
+                b"the pool's UUID.",
                 &[2],
                 &[0xb0, 0xea, 1],
                 &[64],

@@ -5,6 +5,7 @@
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::{
@@ -403,17 +404,18 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             any::<(u64, u64, u32, u16, u64, bool, Option<u64>)>(),
             any::<[u8; 32]>(),
             select(vec![OneSidedReads::Magic, OneSidedReads::Whole, OneSidedReads::Off]),
-            any::<(Option<(u32, u32)>, bool, Option<[(u32, u64); 3]>)>(),
+            any::<(Option<(u32, u32)>, bool, Option<[(u32, u64); 3]>, [u8; 16])>(),
         )
             .prop_map(
                 |(
                     (server_epoch, session, lease_ms, slots, root, read_only, clean_predecessor),
                     magic,
                     one_sided,
-                    (sampling, durable_answers, windows),
+                    (sampling, durable_answers, windows, pool),
                 )| {
                     Reply::Attached(Attached {
                         server_epoch,
+                        pool: PoolUuid(pool),
                         session,
                         lease_ms,
                         slots,

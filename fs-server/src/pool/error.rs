@@ -1,8 +1,8 @@
 //! The reasons why a pool cannot be formatted or opened. Every message says what to do next.
 
 use super::superblock::SuperblockError;
-use super::uuid::PoolUuid;
 use crate::config::{CONFIG_FILE, ConfigError};
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::size::ByteSize;
 use std::io;
 use std::path::{Path, PathBuf};

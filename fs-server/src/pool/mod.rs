@@ -33,12 +33,10 @@ pub mod sums;
 pub mod superblock;
 /// Storage through io_uring.
 pub mod uring;
-/// A pool's identity.
-pub mod uuid;
-
 pub use aligned_buf::AlignedBuf;
 pub use block_write::{BLOCK_BYTES, BlockWrite, OwnRing};
 pub use cached::{CachedDisk, CachedPool, Reach};
+pub use cuttlefs_common::pool_uuid::PoolUuid;
 pub use data_files::{DATA_START, DataFile, DataFiles, Place};
 pub use data_sync::DataSync;
 pub use directory::{Intent, PoolDirectory, open, open_to};
@@ -50,4 +48,3 @@ pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
 pub use sums::{MarkStore, MemoryMarks, PageSums, SumFigures, SumLayout, SummedDisk, ZONE_PAGES};
 pub use superblock::{Superblock, SuperblockError};
 pub use uring::{UringCounters, UringDisk};
-pub use uuid::PoolUuid;

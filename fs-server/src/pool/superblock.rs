@@ -31,8 +31,8 @@
 
 use super::data_files::DATA_START;
 use super::sums::layout::sum_blocks;
-use super::uuid::PoolUuid;
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::pool_uuid::PoolUuid;
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

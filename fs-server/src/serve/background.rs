@@ -4,12 +4,13 @@ use crate::files;
 use crate::pages::{self, Scrub, ScrubOptions};
 use crate::pool::{LocalFuture, SummedDisk};
 use crate::rpc::worker::WorkerContext;
+use crate::server::UNFREED_AGAIN;
 use crate::timer::Timer;
 use crate::worker::{Spawner, Worker};
 use cuttlefs_common::panic_ends;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How many times during a lease the leases are checked.
@@ -116,5 +117,13 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             task.server.reap(ino).await;
         }
         task.server.sessions.settled();
+        loop {
+            spawner.sleep(UNFREED_AGAIN).await;
+            if task.server.unfreed.swap(false, Ordering::Relaxed) {
+                for ino in task.server.orphans() {
+                    task.server.reap(ino).await;
+                }
+            }
+        }
     });
 }

@@ -449,6 +449,7 @@ fn build(
         counters: ServerCounters::default(),
         drain: Drain::default(),
         opens_nameless: RwLock::default(),
+        unfreed: AtomicBool::default(),
     });
     Ok((server, forgotten))
 }

@@ -33,10 +33,14 @@ pub enum RecoveryError {
         status: Status,
     },
     /// The pool's disk failed.
-    #[error("synced pages cannot be put in their places: {0}; mend the pool's devices, then start again")]
+    #[error(
+        "synced pages cannot be put in their places: {0}; mend the pool's devices, or make room on their file system, then start again"
+    )]
     Disk(#[from] IoError),
     /// The sync of the pool's disk failed.
-    #[error("synced pages cannot be put in their places: {0}; mend the pool's devices, then start again")]
+    #[error(
+        "synced pages cannot be put in their places: {0}; mend the pool's devices, or make room on their file system, then start again"
+    )]
     Sync(std::io::Error),
     /// The start was cancelled.
     #[error("it was stopped")]

@@ -46,7 +46,7 @@ impl Client {
         let options = &shared.options;
         if pages == 0 || pages > options.table_pages {
             return Err(format!(
-                "a swap space of {pages} pages is not between 1 and {}; ask for less",
+                "a swap space of {pages} pages of 4 KiB is not between 1 and {}; ask for less (swap: --size)",
                 options.table_pages
             ));
         }

@@ -8,6 +8,7 @@ use crate::rights::Judge;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
 use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::rpc::{
     Attached, OneSidedReads, Opened, Reclaim, Reply, RequestHeader, SLOTS_PER_SESSION, SessionSecret,
     Unanswered,
@@ -50,6 +51,7 @@ pub(crate) fn attach(
     let shows_window = server.files.pages().shows_window();
     body(&Reply::Attached(Attached {
         server_epoch: server.about.epoch,
+        pool: PoolUuid(server.meta.uuid()),
         session: session.number().0,
         lease_ms: server.sessions.lease().as_millis() as u32,
         slots: SLOTS_PER_SESSION,

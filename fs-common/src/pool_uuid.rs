@@ -1,10 +1,11 @@
 //! A pool's identity: a random version-4 UUID (RFC 9562), in each superblock and in `cuttlefs.toml`.
 
-use cuttlefs_common::world::Random;
+use crate::world::Random;
+use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// The identity of one pool, drawn when it is formatted.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// The identity of one pool, drawn when it is formatted. Its text is the UUID's, in messages it is its 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PoolUuid(pub [u8; 16]);
 
 /// A string that is not a UUID.
@@ -67,7 +68,7 @@ impl FromStr for PoolUuid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuttlefs_common::world::SeededRandom;
+    use crate::world::SeededRandom;
 
     #[test]
     fn prints_and_parses() {
