@@ -257,7 +257,12 @@ impl Config {
     /// `ConfigError`, with the file, the place in it, and what would be right.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let read = |source| ConfigError::Read { path: path.to_owned(), source };
-        let len = std::fs::metadata(path).map_err(read)?.len();
+        let found = std::fs::metadata(path).map_err(read)?;
+        if !found.is_file() {
+            // A pipe would be waited for, and a device may have no end.
+            return Err(read(std::io::Error::other("it is no regular file")));
+        }
+        let len = found.len();
         if len > MOST_CONFIG_BYTES {
             return Err(ConfigError::Value { path: path.to_owned(), reason: ValueError::TooLong(len) });
         }

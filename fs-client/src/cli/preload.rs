@@ -123,7 +123,8 @@ fn report(counts: &Counts, mounts: usize) -> String {
             text.push_str(&format!("\n  {number:>12}  {name}"));
         }
     }
-    let is_seen = Count::ALL.iter().any(|(count, _)| !matches!(count, Count::Programs) && counts.get(*count) > 0);
+    let is_seen =
+        Count::ALL.iter().any(|(count, _)| !matches!(count, Count::Programs) && counts.get(*count) > 0);
     if counts.get(Count::Programs) == 0 {
         text += "\n  No program loaded the library: was it linked statically, or did it change its rights (set-user-ID)?";
     } else if !is_seen {

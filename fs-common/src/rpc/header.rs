@@ -254,7 +254,7 @@ mod tests {
     fn golden_request_header() {
         let mut expected = Vec::new();
         expected.extend_from_slice(b"CFRQ");
-        expected.extend_from_slice(&[12, 0, 2, 0]); // version, slot
+        expected.extend_from_slice(&[13, 0, 2, 0]); // version, slot
         expected.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]); // length, reserved
         expected.extend_from_slice(&3u64.to_le_bytes()); // seq
         expected.extend_from_slice(&4u64.to_le_bytes()); // trace
@@ -272,7 +272,7 @@ mod tests {
             ReplyHeader { slot: SlotIndex(2), seq: 3, trace: TraceId(4), result: Err(Status::Exists) };
         let mut expected = Vec::new();
         expected.extend_from_slice(b"CFRP");
-        expected.extend_from_slice(&[12, 0, 2, 0, 0, 0, 0, 0]); // version, slot, length
+        expected.extend_from_slice(&[13, 0, 2, 0, 0, 0, 0, 0]); // version, slot, length
         expected.extend_from_slice(&[2, 0, 0, 0]); // status: Exists
         expected.extend_from_slice(&3u64.to_le_bytes());
         expected.extend_from_slice(&4u64.to_le_bytes());

@@ -41,6 +41,8 @@ const DIRECTORY_PATIENCE: Duration = Duration::from_millis(200);
 const DATA_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 pub(super) const LOCK_FILE: &str = "lock";
+/// A link in the place of the lock file is not followed, since the file is written to, and a pipe there is not waited for.
+const LOCK_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 pub(super) const UNFINISHED_FILE: &str = "format-unfinished";
 
 /// A pool that only this process has open.
@@ -266,7 +268,7 @@ pub(super) fn lock(dir: &Path) -> Result<(File, bool), PoolError> {
     let path = dir.join(LOCK_FILE);
     let (file, is_new) = loop {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).mode(0o600);
+        options.read(true).write(true).mode(0o600).custom_flags(LOCK_FLAGS);
         let (opened, is_new) = match options.clone().create_new(true).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (options.open(&path), false),
             made => (made, true),
@@ -305,7 +307,8 @@ fn is_at(file: &File, path: &Path) -> bool {
 fn lock_quietly(dir: &Path) -> Result<File, PoolError> {
     let path = dir.join(LOCK_FILE);
     // The format of the pool has made it.
-    let file = File::open(&path).map_err(at("open", &path))?;
+    let file =
+        OpenOptions::new().read(true).custom_flags(LOCK_FLAGS).open(&path).map_err(at("open", &path))?;
     if !flock(&file, &path, DIRECTORY_PATIENCE)? {
         return Err(in_use(dir, &file));
     }

@@ -92,6 +92,40 @@ fn a_pool_behind_a_link_names_its_data_file_relative_to_itself() {
 }
 
 #[test]
+fn what_is_no_file_in_the_place_of_one_is_refused_at_once() {
+    use crate::pool::{Intent, open_to};
+    let dir = temporary();
+    let options = options(dir.path());
+    format(&options).expect("formatted");
+    let foreign = dir.path().join("foreign");
+    fs::write(&foreign, "foreign").expect("written");
+    for name in [CONFIG_FILE, LOCK_FILE] {
+        let (path, aside) = (options.dir.join(name), dir.path().join("aside"));
+        fs::rename(&path, &aside).expect("moved");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+        open_error(dir.path());
+        // A pipe as the lock harms nobody who only looks.
+        let looked = open_to(&options.dir, Intent::Look);
+        assert!(looked.is_err() || name == LOCK_FILE);
+        fs::remove_file(&path).expect("removed");
+        if name == LOCK_FILE {
+            std::os::unix::fs::symlink(&foreign, &path).expect("linked");
+            open_error(dir.path());
+            assert!(open_to(&options.dir, Intent::Look).is_err());
+            fs::remove_file(&path).expect("removed");
+        } else {
+            std::os::unix::fs::symlink("/dev/zero", &path).expect("linked");
+            open_error(dir.path());
+            fs::remove_file(&path).expect("removed");
+        }
+        fs::rename(&aside, &path).expect("back");
+    }
+    open(&options.dir).expect("opened");
+    assert_eq!(fs::read_to_string(&foreign).expect("read"), "foreign");
+}
+
+#[test]
 fn several_data_files_follow_one_another() {
     let dir = temporary();
     let data: Vec<PathBuf> = (0..3).map(|index| dir.path().join(format!("disk{index}"))).collect();

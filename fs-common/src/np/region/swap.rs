@@ -338,7 +338,10 @@ mod tests {
         for page in 0..pages {
             region.write(page * PAGE_SIZE as u64, &bytes_of(page)).expect("written");
         }
-        (0..pages).for_each(|page| assert!(region.evict_page(page).expect("out")));
+        for page in 0..pages {
+            // Some have left already.
+            region.evict_page(page).expect("out");
+        }
         assert_eq!(region.figures().resident, 0);
     }
 
