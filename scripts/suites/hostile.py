@@ -217,11 +217,14 @@ class Peer:
         if status:
             raise Refused
         self.seqs[0] = 0
-        fields, at = [], 1
-        for _ in range(5):
+        # The server's epoch, and its pool's UUID.
+        _, at = take_varint(reply, 1)
+        at += 16
+        fields = []
+        for _ in range(4):
             value, at = take_varint(reply, at)
             fields.append(value)
-        self.root = fields[4]
+        self.root = fields[3]
         return self
 
 
