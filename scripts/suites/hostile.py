@@ -220,11 +220,9 @@ class Peer:
         # The server's epoch, and its pool's UUID.
         _, at = take_varint(reply, 1)
         at += 16
-        fields = []
+        # Its session, lease, slots and root.
         for _ in range(4):
-            value, at = take_varint(reply, at)
-            fields.append(value)
-        self.root = fields[3]
+            self.root, at = take_varint(reply, at)
         return self
 
 

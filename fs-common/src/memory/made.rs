@@ -74,9 +74,7 @@ pub(super) fn map_file(
         if skipped > 0 {
             rustix::mm::munmap(start, skipped)?;
         }
-        if skipped < HUGE_PAGE {
-            rustix::mm::munmap(base.add(len).cast(), HUGE_PAGE - skipped)?;
-        }
+        rustix::mm::munmap(base.add(len).cast(), HUGE_PAGE - skipped)?;
         Ok(base.cast())
     }
 }

@@ -109,16 +109,11 @@ fn what_is_no_file_in_the_place_of_one_is_refused_at_once() {
         let looked = open_to(&options.dir, Intent::Look);
         assert!(looked.is_err() || name == LOCK_FILE);
         fs::remove_file(&path).expect("removed");
-        if name == LOCK_FILE {
-            std::os::unix::fs::symlink(&foreign, &path).expect("linked");
-            open_error(dir.path());
-            assert!(open_to(&options.dir, Intent::Look).is_err());
-            fs::remove_file(&path).expect("removed");
-        } else {
-            std::os::unix::fs::symlink("/dev/zero", &path).expect("linked");
-            open_error(dir.path());
-            fs::remove_file(&path).expect("removed");
-        }
+        let target = if name == LOCK_FILE { foreign.as_path() } else { Path::new("/dev/zero") };
+        std::os::unix::fs::symlink(target, &path).expect("linked");
+        open_error(dir.path());
+        assert!(open_to(&options.dir, Intent::Look).is_err());
+        fs::remove_file(&path).expect("removed");
         fs::rename(&aside, &path).expect("back");
     }
     open(&options.dir).expect("opened");

@@ -33,6 +33,7 @@ pub mod sums;
 pub mod superblock;
 /// Storage through io_uring.
 pub mod uring;
+
 pub use aligned_buf::AlignedBuf;
 pub use block_write::{BLOCK_BYTES, BlockWrite, OwnRing};
 pub use cached::{CachedDisk, CachedPool, Reach};

@@ -162,7 +162,8 @@ impl NpRegion {
         if taken.to_make == 0 || taken.to_make == MADE_HUGE && frames.make_huge_page(at) {
             return;
         }
-        frames.make_pages(at, taken.to_make.min(MADE_TOGETHER) as usize * PAGE_SIZE);
+        // Without a huge page it is as many small ones: nobody else makes them.
+        frames.make_pages(at, taken.to_make as usize * PAGE_SIZE);
     }
 
     /// A frame that no page has.
