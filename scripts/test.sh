@@ -135,7 +135,7 @@ lasting=" checks build doc-tests models cargo-tests crash-points fsx fio-verify 
 # boots virtual machines. The longest come first: three run at a time.
 all_suites="
 rdma        1800 full vm
-kmod        600 full vm
+kmod        900 full vm
 realwork    720 full
 attack      480 quick once
 crash-points 600 quick once
