@@ -134,7 +134,7 @@ lasting=" checks build doc-tests models cargo-tests crash-points fsx fio-verify 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
 # boots virtual machines. The longest come first: three run at a time.
 all_suites="
-rdma        1800 full vm
+rdma        2700 full vm
 kmod        900 full vm
 realwork    720 full
 attack      480 quick once

@@ -55,7 +55,7 @@ if [[ -n $with_mount ]]; then
     binaries+=(mount)
 fi
 # A failure in the guest is a failure, whatever its exit status.
-CUTTLEFS_RDMA_ADDRESS=10.9.0.1 "$ROOT/scripts/vm/run.sh" "${machine[@]}" -t "${CUTTLEFS_VM_LIMIT_S:-1740}" -- \
+CUTTLEFS_RDMA_ADDRESS=10.9.0.1 "$ROOT/scripts/vm/run.sh" "${machine[@]}" -t "${CUTTLEFS_VM_LIMIT_S:-2640}" -- \
     bash "$ROOT/scripts/vm/rdma-guest.sh" ${guest[@]+"${guest[@]}"} "${binaries[@]}"
 status=$?
 ((status == 0)) && exit 0
