@@ -29,8 +29,8 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 4;
 /// The refusal of an unencrypted client where keys are needed.
-const KEY_NEEDED: &str = "the server asks for a key: give --key FILE (a mount also takes -o key=FILE); \
-     the file is a copy of one of the server's keys";
+const KEY_NEEDED: &str = "the server asks for a key: give --key FILE (a mount also takes -o key=FILE, \
+     a session of the library the option `key`); the file is a copy of one of the server's keys";
 /// What answers is something else.
 const FOREIGN: &str = "what answers there is no cuttlefs server";
 /// The refusal of a client that proves a key where none is taken.
