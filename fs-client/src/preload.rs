@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 pub const PLAN_VARIABLE: &str = "CUTTLEFS_PRELOAD";
 
 /// The version of the plan and of the counts.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// What a library and a command of different builds tell the user.
 pub const OTHER_BUILD: &str = "libcuttlefs_preload.so and the command are of different builds; put the library of the command's build beside the command";
 
@@ -57,6 +57,8 @@ pub struct PlannedMount {
     pub key: Option<PathBuf>,
     /// The user who may serve over shm and unix.
     pub server_user: Option<u32>,
+    /// The UUID of the mount's pool: another one's inode numbers mean other files.
+    pub pool: String,
     /// The directory of the export that is mounted.
     pub subtree: Vec<u8>,
 }
@@ -191,12 +193,13 @@ mod tests {
             url: "tcp://a:1".to_owned(),
             key: Some("/etc/key".into()),
             server_user: None,
+            pool: "67e55044-10b1-426f-9247-bb680e5fe0c8".to_owned(),
             subtree: vec![b'a', 0xff],
         };
         let plan = Plan { counts: Some("/tmp/counts".into()), ..Plan::new(vec![mount], 7) };
         let text = serde_json::to_string(&plan).expect("text");
         assert_eq!(Plan::parse(OsStr::new(&text)).expect("a plan"), plan);
-        let other = text.replace("\"version\":2", "\"version\":1");
+        let other = text.replace("\"version\":3", "\"version\":1");
         assert_ne!(other, text);
         for other in [&other, "no plan at all"] {
             assert_eq!(Plan::parse(OsStr::new(other)), None);

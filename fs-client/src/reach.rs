@@ -2,6 +2,7 @@
 
 use crate::session::{Session, SessionOptions, lanes_bytes, unsynced_bytes};
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::rdma::soft::{SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, open_to_connect};
 use cuttlefs_common::size::ByteSize;
@@ -36,6 +37,8 @@ pub struct NotThere(pub String);
 pub(crate) struct Reaching {
     /// A label for people, in the server's status.
     pub(crate) label: String,
+    /// The pool whose files are meant; `None`: that of the server.
+    pub(crate) pool: Option<PoolUuid>,
     /// The directory of the export that is the root; empty: the export's root.
     pub(crate) subtree: Vec<u8>,
     /// The number of requests that can be in flight at once.
@@ -63,6 +66,7 @@ pub(crate) fn reach<T>(
     let session_options = SessionOptions {
         endpoint: server.clone(),
         label: options.label.clone(),
+        pool: options.pool,
         subtree: options.subtree.clone(),
         lanes: options.lanes.max(1),
         unsynced_bytes: unsynced_bytes(),

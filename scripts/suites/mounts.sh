@@ -150,6 +150,27 @@ only_in_the_mount() {
 }
 check "what only a mount has is not thrown away by an unmount" only_in_the_mount
 
+# A server whose disk fails refuses changes, and does not go away. Its disk is a file of the other mount.
+refused_by_a_disk() {
+    local dir=$WORK/failing pid said status=0
+    mkdir -p "$dir/mnt"
+    "$CUTTLEFS_BIN/cuttlefsd" format --pool "$dir/pool" --size 64M --data "$MNT/disk" >"$dir/log" 2>&1 || return 1
+    "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$dir/pool" --memory 16M --listen "unix://$dir/socket" >>"$dir/log" 2>&1 </dev/null &
+    pid=$!
+    for _ in $(seq 100); do [[ -S $dir/socket ]] && break; sleep 0.1; done
+    cuttlefs mount "unix://$dir/socket" "$dir/mnt" && head -c 2M /dev/urandom >"$dir/mnt/file" || status=1
+    # From now on the disk has an error for each call.
+    cuttlefs umount -f "$MNT" || status=1
+    said=$(cuttlefs umount "$dir/mnt" 2>&1)
+    [[ $said == *"stays mounted: only this mount has"*"it answered with an error"* ]] || status=1
+    mountpoint -q "$dir/mnt" || status=1
+    cuttlefs umount -f "$dir/mnt" || status=1
+    kill "$pid"
+    wait "$pid"
+    mount_fs && rm -f "$MNT/disk" && ((status == 0)) || { echo "$said"; return 1; }
+}
+check "what a server refuses is not thrown away by an unmount" refused_by_a_disk
+
 # As when a machine shuts down. umount(8) looks at the mount point, and asks for the file system's free space.
 by_umount_8() {
     local at=$WORK/umounted.mnt log=$WORK/umounted.log pid begun

@@ -96,7 +96,7 @@ counts_into_root_s() {
     head -c 4096 /dev/zero | tr '\0' A >"$WORK/root-s"
     chmod 600 "$WORK/root-s"
     cp "$WORK/root-s" "$WORK/as-it-was"
-    "$@" env CUTTLEFS_PRELOAD="{\"version\":2,\"mounts\":[{$(stat -c '"major":%Hd,"minor":%Ld' "$MNT/file"),\"url\":\"$(server_url)\",\"key\":\"$CUTTLEFS_KEY\",\"server_user\":null,\"subtree\":[]}],\"uid\":0,\"counts\":\"$WORK/root-s\"}" \
+    "$@" env CUTTLEFS_PRELOAD="{\"version\":3,\"mounts\":[{$(stat -c '"major":%Hd,"minor":%Ld' "$MNT/file"),\"url\":\"$(server_url)\",\"key\":\"$CUTTLEFS_KEY\",\"server_user\":null,\"pool\":\"$(status_json "$MNT" | jq -r .mount.pool_uuid)\",\"subtree\":[]}],\"uid\":0,\"counts\":\"$WORK/root-s\"}" \
         "$WORK/reader" "$MNT/file" || return 2
     ! cmp -s "$WORK/root-s" "$WORK/as-it-was"
 }

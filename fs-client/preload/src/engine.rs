@@ -131,10 +131,12 @@ fn open(server: &mut Server, mount: &PlannedMount, id: FileId) -> Option<File> {
         Server::Unreached(since) => since.elapsed() >= CONNECT_AGAIN,
     };
     if may_connect {
+        let Ok(pool) = mount.pool.parse() else { return None };
         let trust = Trust { key: mount.key.clone(), server_user: mount.server_user };
         let options = ConnectOptions {
             trust,
             label: String::new(),
+            pool: Some(pool),
             subtree: mount.subtree.clone(),
             threads: THREADS,
             deadline: Some(DEADLINE),

@@ -65,6 +65,7 @@ impl Network {
     ) -> anyhow::Result<Arc<RemoteVolume>> {
         let asked = Reaching {
             label: options.label.clone(),
+            pool: None,
             subtree: options.subtree.clone(),
             lanes: options.threads,
             trust: options.trust.clone(),

@@ -4,8 +4,8 @@
 //! of the calling user. The files may be in use meanwhile.
 
 use super::connect::Trust;
-use super::key;
 use super::run_state::RunState;
+use super::{figures, key};
 use crate::fuse::MountTable;
 use crate::native::{ConnectOptions, Defragmented, NativeError, OpenOptions, Session, Status};
 use anyhow::{Context, anyhow, bail};
@@ -124,6 +124,7 @@ impl<'a> Work<'a> {
         let options = ConnectOptions {
             trust,
             label: format!("defragment {}", mountpoint.display()),
+            pool: Some(figures::pool_of(&mountpoint)?),
             subtree: state.subtree,
             threads: 1,
             deadline: None,

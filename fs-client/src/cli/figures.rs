@@ -12,6 +12,7 @@ use super::last_sync::LastSync;
 use super::run_state;
 use crate::file::volume::{Condition, UnsyncedChanges, Volume};
 use anyhow::{Context, bail};
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::{panic_ends, socket_file};
 use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
@@ -77,13 +78,19 @@ pub(super) struct MountCondition {
     unsynced_bytes: u64,
     /// Whether a requested sync is under way.
     pub(super) syncing: bool,
+    /// Whether the last requested sync failed.
+    sync_failed: bool,
+    /// The UUID of the pool whose files are shown, once it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool_uuid: Option<String>,
 }
 
 impl MountCondition {
     fn of(last_sync: &LastSync) -> Self {
         // Read before the changes: if the sync does not run any more, the changes that it has made durable are not among them.
         let syncing = last_sync.runs();
-        let Condition { away, unheard, lease, unsynced } = last_sync.condition();
+        let sync_failed = last_sync.has_failed();
+        let Condition { away, unheard, lease, unsynced, pool } = last_sync.condition();
         Self {
             server_is_away: away.is_some(),
             server_away_seconds: away.as_ref().map_or(0, |away| away.time.as_secs()),
@@ -94,12 +101,24 @@ impl MountCondition {
             unsynced_files: unsynced.files,
             unsynced_bytes: unsynced.bytes,
             syncing,
+            sync_failed,
+            pool_uuid: pool.map(|pool| pool.to_string()),
         }
     }
 
     /// The unsynced changes.
     pub(super) fn unsynced(&self) -> UnsyncedChanges {
         UnsyncedChanges { files: self.unsynced_files, bytes: self.unsynced_bytes }
+    }
+
+    /// Whether the requested sync ended, and left changes that the server refused.
+    pub(super) fn is_refused(&self) -> bool {
+        !self.syncing && self.sync_failed && self.unsynced().files > 0
+    }
+
+    /// The pool whose files are shown, once it is known.
+    pub(super) fn pool(&self) -> Option<PoolUuid> {
+        self.pool_uuid.as_ref()?.parse().ok()
     }
 
     /// Why the server is away, if it is.
@@ -276,6 +295,16 @@ impl Answering {
 /// As `ask`.
 pub(super) fn ask_condition(mountpoint: &Path, what: Ask) -> anyhow::Result<MountCondition> {
     serde_json::from_value(ask(mountpoint, what)?).context("the mount is of another version of cuttlefs")
+}
+
+/// The pool whose files a mount shows.
+///
+/// # Errors
+/// As `ask`.
+pub(super) fn pool_of(mountpoint: &Path) -> anyhow::Result<PoolUuid> {
+    let silent =
+        || format!("the process of the mount at {} does not say which pool it shows", mountpoint.display());
+    ask_condition(mountpoint, Ask::Figures)?.pool().with_context(silent)
 }
 
 /// Sends a request to a mount's process and returns its figures.

@@ -36,6 +36,8 @@ pub(super) struct LastSync {
     volume: Arc<dyn Volume>,
     /// Whether a sync is under way. Set by the one who starts it; cleared by its thread (release) after its changes are durable.
     runs: Arc<AtomicBool>,
+    /// Whether the last sync failed. Stored before `runs` is cleared, and read after it.
+    has_failed: Arc<AtomicBool>,
     /// Whether the unsynced changes were given up by someone who was told of them. Only ever set; guards nothing.
     is_given_up: AtomicBool,
     /// Whether the process must end soon. Only ever set; guards nothing.
@@ -47,6 +49,7 @@ impl LastSync {
         Self {
             volume,
             runs: Arc::default(),
+            has_failed: Arc::default(),
             is_given_up: AtomicBool::new(false),
             is_hurried: AtomicBool::new(false),
         }
@@ -62,11 +65,14 @@ impl LastSync {
         if self.condition().unsynced == UnsyncedChanges::default() || self.runs.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let (volume, runs) = (Arc::clone(&self.volume), Arc::clone(&self.runs));
+        let (volume, runs, has_failed) =
+            (Arc::clone(&self.volume), Arc::clone(&self.runs), Arc::clone(&self.has_failed));
         let started = std::thread::Builder::new().name("last sync".to_owned()).spawn(move || {
-            if let Err(error) = volume.sync_all() {
+            let synced = volume.sync_all();
+            if let Err(error) = &synced {
                 tracing::warn!(%error, "the sync before the unmount failed");
             }
+            has_failed.store(synced.is_err(), Ordering::Relaxed);
             runs.store(false, Ordering::Release);
         });
         if started.is_err() {
@@ -78,6 +84,11 @@ impl LastSync {
     /// Whether a sync is under way.
     pub(super) fn runs(&self) -> bool {
         self.runs.load(Ordering::Acquire)
+    }
+
+    /// Whether the last sync failed; of use when none is under way.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     /// Gives the unsynced changes up, for someone who was told of them.

@@ -3,9 +3,9 @@
 //! The command finds the mounts and their servers, writes that down in the environment (`crate::preload`), and becomes the program. With `--report` it
 //! stays, and tells when the program has ended what was read past FUSE, and what was left to the kernel, by the program and those that it started.
 
-use super::programs;
 use super::run_state::{self, RunState};
 use super::wrapped::{NotStarted, PRELOAD, Passed, before_others, exit_code, spawn};
+use super::{figures, programs};
 use crate::fuse::{MountEntry, MountTable};
 use crate::preload::{Count, Counts, PLAN_VARIABLE, Plan, PlannedMount};
 use anyhow::{Context, bail};
@@ -111,6 +111,7 @@ fn plan(mount: &MountEntry) -> anyhow::Result<Option<PlannedMount>> {
         url: state.source,
         key: state.trust.key,
         server_user: state.trust.server_user,
+        pool: figures::pool_of(&mount.mountpoint)?.to_string(),
         subtree: state.subtree,
     }))
 }

@@ -75,7 +75,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
 /// Lets a mount sync the changes that only it holds; with `force`, gives them up if they are not synced soon.
 ///
 /// # Errors
-/// The server is away and does not come back, so an unmount would throw the changes away.
+/// The server is away and does not come back, or refuses the changes, so an unmount would throw them away.
 pub(super) fn prepare(
     mountpoint: &Path,
     state: Option<&RunState>,
@@ -113,13 +113,17 @@ pub(super) fn prepare(
             );
         }
     });
-    if let Some(now) = condition.filter(|now| now.syncing) {
+    if let Some(now) = condition.filter(|now| now.syncing || now.is_refused()) {
         let (place, unsynced) = (mountpoint.display(), now.unsynced());
+        let (because, advice) = if now.is_refused() {
+            let advice = "Mend what the server's log names, and start the server again";
+            ("it answered with an error".to_owned(), advice.to_owned())
+        } else {
+            (why(&now), how_to_get_it_back(state))
+        };
         bail!(
-            "{place} stays mounted: only this mount has {unsynced}, and {server} did not take them ({}). {}, and unmount again; \
-             or give them up, so that they may be lost, with: {forcing} {place}",
-            why(&now),
-            how_to_get_it_back(state)
+            "{place} stays mounted: only this mount has {unsynced}, and {server} did not take them ({because}). {advice}, and \
+             unmount again; or give them up, so that they may be lost, with: {forcing} {place}"
         );
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! What a program says when it connects, and when it opens a file.
 
 use crate::reach::Trust;
+use cuttlefs_common::pool_uuid::PoolUuid;
 use std::time::Duration;
 
 /// How to connect.
@@ -10,6 +11,8 @@ pub struct ConnectOptions {
     pub trust: Trust,
     /// A label for people, in the server's status; empty: the program's name.
     pub label: String,
+    /// The pool whose files are meant: a server of another one is refused. `None`: that of the server that is there.
+    pub pool: Option<PoolUuid>,
     /// The directory of the export that paths begin at; empty: the export's root.
     pub subtree: Vec<u8>,
     /// The requests that can wait for the server at once, each in a thread and with a lane of its own. Reads of what is in the server's memory need
@@ -24,6 +27,7 @@ impl Default for ConnectOptions {
         Self {
             trust: Trust::default(),
             label: String::new(),
+            pool: None,
             subtree: Vec::new(),
             threads: 4,
             deadline: None,

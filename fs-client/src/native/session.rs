@@ -70,10 +70,10 @@ impl Session {
     /// `Url`, `Connect`: the text says what to do; `Resources`.
     pub fn connect(url: &str, options: ConnectOptions) -> Result<Self, NativeError> {
         let server: Endpoint = url.parse().map_err(|error| NativeError::Url(format!("{error}")))?;
-        let ConnectOptions { trust, label, subtree, threads, deadline } = options;
+        let ConnectOptions { trust, label, pool, subtree, threads, deadline } = options;
         let label = if label.is_empty() { own_label() } else { label };
         let lanes = threads.clamp(1, session::MAX_CALLER_LANES);
-        let asked = Reaching { label, subtree, lanes, trust };
+        let asked = Reaching { label, pool, subtree, lanes, trust };
         let session = reach(&server, &asked, true, session::Session::connect)?;
         Self::over(Arc::new(RemoteVolume::new(session)), lanes, deadline)
     }

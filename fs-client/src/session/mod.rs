@@ -58,6 +58,8 @@ pub struct Condition {
     pub lease: Option<Duration>,
     /// What would be lost if the mount ended while the server is away.
     pub unsynced: UnsyncedChanges,
+    /// The pool; `None`: no server has told it yet.
+    pub pool: Option<PoolUuid>,
 }
 
 /// A lane of a session's link.
@@ -69,7 +71,7 @@ pub struct Session {
     /// Proves that the session belongs to this mount.
     secret: SessionSecret,
     link: Link,
-    /// The pool of the first server; known once it is attached.
+    /// The pool that was asked for, or else the first server's; known once that is attached.
     pool: OnceLock<PoolUuid>,
     attachment: CurrentAttachment,
     /// Serialises recovery.
@@ -137,7 +139,7 @@ impl Session {
         Ok(Self {
             secret: SessionSecret::draw(random),
             link,
-            pool: OnceLock::new(),
+            pool: options.pool.map_or_else(OnceLock::new, OnceLock::from),
             attachment: CurrentAttachment::default(),
             recovered: Mutex::default(),
             opens: ServerOpens::default(),
@@ -204,6 +206,7 @@ impl Session {
             unheard: self.link.unheard(),
             lease,
             unsynced: self.unsynced.changes(),
+            pool: self.pool.get().copied(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The options of a session before it connects, and its lanes.
 
 use crate::transport::LANE_BYTES;
+use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::world::Clock;
@@ -26,6 +27,8 @@ pub struct SessionOptions {
     pub endpoint: Endpoint,
     /// A label for people: host and mount point.
     pub label: String,
+    /// The pool whose files are meant: a server of another one is refused. `None`: that of the first server.
+    pub pool: Option<PoolUuid>,
     /// The directory of the export to mount; empty: the whole export.
     pub subtree: Vec<u8>,
     /// The number of lanes for callers, bounded by the session's slots.

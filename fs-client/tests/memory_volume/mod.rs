@@ -576,6 +576,7 @@ impl Volume for MemoryVolume {
             unheard: None,
             lease: None,
             unsynced: UnsyncedChanges { files: 2, bytes: 5 },
+            pool: None,
         }
     }
 

@@ -212,6 +212,7 @@ fn options(endpoint: &Endpoint, label: &str) -> SessionOptions {
     SessionOptions {
         endpoint: endpoint.clone(),
         label: label.into(),
+        pool: None,
         subtree: Vec::new(),
         lanes: 1,
         unsynced_bytes: UNSYNCED_BYTES_LEAST,

@@ -420,6 +420,7 @@ impl World {
             let options = SessionOptions {
                 endpoint: endpoint(),
                 label: "world".into(),
+                pool: None,
                 subtree: Vec::new(),
                 lanes: 2,
                 unsynced_bytes: self.inner.config.unsynced_bytes,

@@ -73,6 +73,10 @@ impl Session {
         blocking: bool,
         waiter: Arc<dyn LockWaiter>,
     ) {
+        if blocking && !waiting::start(self) {
+            let _told = waiter.answer(Err(FsError::Server(Status::NoLocks)));
+            return;
+        }
         let owned = Owned { ino: file.ino(), space: lock.space, owner: lock.owner };
         let _turn = self.locks.turn(owned);
         if self.locks.take_lost(owned) {
@@ -92,13 +96,12 @@ impl Session {
             before: Before::default(),
         });
         match self.ask_for_lock(caller, id, file, lock, blocking) {
-            Ok(true) => {
-                waiting::start(self);
-                // The interrupt may have come before the wait could be found.
-                self.lock_waits_interrupted();
+            // The interrupt may have come before the wait could be found.
+            Ok(true) => self.lock_waits_interrupted(),
+            Ok(false) => {
+                // If it cannot be started the next lock does.
+                let _started = !self.locks.has_unwanted() || waiting::start(self);
             }
-            Ok(false) if self.locks.has_unwanted() => waiting::start(self),
-            Ok(false) => {}
             Err(error) => self.end_wait(id, Err(error)),
         }
     }

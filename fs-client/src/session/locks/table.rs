@@ -84,7 +84,7 @@ pub(in crate::session) struct OwnLocks {
     /// Whether there was ever a lock: a mount without locks looks at nothing more when a file is closed. Relaxed: a process that closes a file has
     /// had the answer to its lock before.
     used: AtomicBool,
-    threads: super::waiting::Started,
+    pub(super) threads: super::waiting::Started,
 }
 
 /// While it exists, no other request about these locks is under way.
@@ -113,11 +113,6 @@ impl OwnLocks {
     /// Whether this is the open file through which these locks were taken last.
     pub(super) fn is_through(&self, owned: Owned, file: &ServerOpen) -> bool {
         self.state().own.through.get(&owned).is_some_and(|through| through.number() == file.number())
-    }
-
-    /// Whether the threads for waits were started. The caller must start them if not.
-    pub(super) fn threads_started(&self) -> bool {
-        self.threads.begin()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -1,13 +1,13 @@
 //! The two threads that serve waiters for locks.
 //!
 //! *lock-ends* asks the server for the ends of waits, one question after the other, each held by the server until there is an answer.
-//! *lock-signals* gives up the waits of interrupted waiters, when it is told that there are some. Both start with the first wait of a mount and
+//! *lock-signals* gives up the waits of interrupted waiters, when it is told that there are some. Both start before the first request of a mount that may wait, and
 //! end with the mount; while there is no wait they sleep.
 
 use super::Session;
 use crate::transport::FsError;
 use cuttlefs_common::panic_ends;
-use std::sync::atomic::{AtomicBool, Ordering};
+use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,31 +16,30 @@ const HOLD: Duration = Duration::from_secs(5);
 /// The longest sleep, so that the threads of a session without users end soon.
 const SLEEP: Duration = Duration::from_secs(1);
 
-/// Starts both threads, once, in a process with background threads.
-pub(super) fn start(session: &Arc<Session>) {
-    if !session.options.background || session.locks.threads_started() {
-        return;
+const THREADS: [(&str, fn(&Weak<Session>)); 2] = [("lock-ends", ends), ("lock-signals", signals)];
+
+/// Which of the threads were started.
+pub(super) type Started = Mutex<[bool; THREADS.len()]>;
+
+/// Starts those threads that were not started, in a process with background threads. `false`: one could not be started, so no wait may begin: nobody
+/// would end it.
+pub(super) fn start(session: &Arc<Session>) -> bool {
+    if !session.options.background {
+        return true;
     }
-    let spawn = |name: &str, body: fn(&Weak<Session>)| {
-        let weak = Arc::downgrade(session);
-        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&weak));
-        if let Err(error) = spawned {
-            tracing::error!(%error, name, "who waits for a lock waits in vain: a thread could not be started");
+    let mut started = session.locks.threads.lock();
+    for (started, (name, body)) in started.iter_mut().zip(THREADS) {
+        if *started {
+            continue;
         }
-    };
-    spawn("lock-ends", ends);
-    spawn("lock-signals", signals);
-}
-
-/// Whether the threads were started.
-#[derive(Default)]
-pub(super) struct Started(AtomicBool);
-
-impl Started {
-    /// Returns `false` the first time, and `true` from then on.
-    pub(super) fn begin(&self) -> bool {
-        self.0.swap(true, Ordering::Relaxed)
+        let weak = Arc::downgrade(session);
+        if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&weak)) {
+            tracing::error!(%error, name, "no lock can be waited for: a thread could not be started");
+            return false;
+        }
+        *started = true;
     }
+    true
 }
 
 fn ends(weak: &Weak<Session>) {

@@ -16,7 +16,8 @@
 //! * A batch is taken as a whole or not at all. While `MOST_WAITING` operations wait, new batches stay in their futures until there is room.
 //!
 //! # Failure
-//! A device error goes to its request; the others of a batch are not affected. `EINTR` and `EAGAIN` are tried again, `MOST_RETRIES` times. If memory
+//! A device error goes to its request; the others of a batch are not affected. `EINTR` and `EAGAIN` are tried again, `MOST_RETRIES` times. What the kernel
+//! cancels because it can start no thread the worker does itself. If memory
 //! or files cannot be registered, plain transfers are used instead, and one warning says so. If the ring cannot be entered at all, `turn` returns an
 //! error: the worker cannot go on.
 

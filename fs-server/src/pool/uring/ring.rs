@@ -34,6 +34,9 @@ pub(super) struct Ring {
     frames_registered: bool,
     /// Whether the submission queue has entries that the kernel has not taken.
     unsubmitted: bool,
+    /// The kernel cancels every operation.
+    #[cfg(test)]
+    pub(super) cancels: bool,
 }
 
 struct InKernel {
@@ -82,6 +85,8 @@ impl Ring {
             frames: frames.clone(),
             frames_registered: false,
             unsubmitted: false,
+            #[cfg(test)]
+            cancels: false,
         };
         if register {
             this.register_files();
@@ -159,7 +164,10 @@ impl Ring {
                 .collect(),
             _ => Vec::new(),
         };
-        let entry = self.entry(&operation, &vectors).user_data(u64::from(place));
+        let entry = self.entry(&operation, &vectors);
+        #[cfg(test)]
+        let entry = if self.cancels { opcode::Nop::new().build() } else { entry };
+        let entry = entry.user_data(u64::from(place));
         // Moving both does not move their memory: buffers and vectors are on the heap.
         self.places[place as usize] = Some(InKernel { operation, vectors });
         // SAFETY: everything the entry names lives until the completion is popped; see the module's argument.
@@ -250,8 +258,52 @@ impl Ring {
         let place = entry.user_data() as usize;
         let done = self.places[place].take().expect("a completion names an operation in the kernel");
         self.free.push(place as u32);
-        drop(done.vectors);
-        Some((done.operation, entry.result()))
+        let result = entry.result();
+        #[cfg(test)]
+        let result = if self.cancels { -libc::ECANCELED } else { result };
+        // The kernel had no thread for it, and could start none. It has not begun: nobody else cancels an operation.
+        let result =
+            if result == -libc::ECANCELED { self.done_here(&done.operation, &done.vectors) } else { result };
+        Some((done.operation, result))
+    }
+
+    /// Does an operation on this thread, which waits for it. Returns what the kernel would.
+    fn done_here(&self, operation: &Operation, vectors: &[libc::iovec]) -> i32 {
+        let file_of = |file: usize| self.files.files()[file].as_fd().as_raw_fd();
+        let one = |address: usize, len: usize| {
+            [libc::iovec { iov_base: address as *mut libc::c_void, iov_len: len }]
+        };
+        let returned = match &operation.action {
+            Action::Sync { file } => {
+                // SAFETY: the call is given no memory; the file stays open while `self.files` has it.
+                unsafe { libc::fdatasync(file_of(*file)) as isize }
+            }
+            Action::Blocks { write, done } => {
+                let rest = &write.buffer.as_slice()[*done..];
+                let vectors = one(rest.as_ptr().addr(), rest.len());
+                let (file, at) = (write.file.as_raw_fd(), (write.offset + *done as u64) as libc::off_t);
+                // SAFETY: the kernel reads the vector and its memory during the call; both live longer.
+                unsafe { libc::pwritev2(file, vectors.as_ptr(), 1, at, libc::RWF_DSYNC) }
+            }
+            Action::Transfer { kind, piece } => {
+                let (file, at) = (file_of(piece.file), piece.file_offset as libc::off_t);
+                let first = one(piece.vectors[0].address, piece.vectors[0].len);
+                let vectors = if vectors.is_empty() { &first[..] } else { vectors };
+                let count = vectors.len() as libc::c_int;
+                // SAFETY: the memory that an entry of this operation names, by the module's argument; the operation lives longer than the call.
+                unsafe {
+                    match kind {
+                        IoKind::Read => libc::preadv(file, vectors.as_ptr(), count, at),
+                        IoKind::Write => libc::pwritev(file, vectors.as_ptr(), count, at),
+                    }
+                }
+            }
+        };
+        match returned {
+            // A transfer has less than 2 GiB: the kernel moves no more with one call.
+            0.. => returned as i32,
+            _ => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        }
     }
 }
 

@@ -221,7 +221,7 @@ fn batches_beyond_the_bound_wait_outside() {
 }
 
 /// Does random reads and writes with 64 batches in flight, and compares them with a model that has one stamp for each page.
-fn agree_with_a_model(register: bool) {
+fn agree_with_a_model(register: bool, cancels: bool) {
     const PAGES: u64 = 600;
     const IN_FLIGHT: usize = 64;
     const BATCHES: usize = 6000;
@@ -229,6 +229,7 @@ fn agree_with_a_model(register: bool) {
     // Each slot has six frames of its own.
     let frames = frames(3 + IN_FLIGHT * 6);
     let disk = UringDisk::with_registration(files, frames.clone(), register).expect("io_uring");
+    disk.core.borrow_mut().ring.cancels = cancels;
     let random = SeededRandom::new(42);
     let below = |bound: u64| random.next_u64() % bound;
     let mut model = vec![0u64; PAGES as usize];
@@ -327,12 +328,39 @@ fn agree_with_a_model(register: bool) {
 
 #[test]
 fn agrees_with_a_model_with_64_batches_in_flight() {
-    agree_with_a_model(true);
+    agree_with_a_model(true, false);
 }
 
 #[test]
 fn agrees_with_a_model_where_nothing_can_be_registered() {
-    agree_with_a_model(false);
+    agree_with_a_model(false, false);
+}
+
+/// As where the kernel can start no thread.
+#[test]
+fn what_the_kernel_cancels_is_done_nevertheless() {
+    agree_with_a_model(true, true);
+    agree_with_a_model(false, true);
+    let (files, plain, dir) = files(&[4]);
+    let disk = UringDisk::new(files, frames(1)).expect("io_uring");
+    disk.core.borrow_mut().ring.cancels = true;
+    let (file, path) = beside(&dir, 3);
+    let write = |file, pages| BlockWrite { file, offset: PAGE_SIZE_U64, buffer: filled(pages, 0x22) };
+    disk.block_on(disk.write_blocks(write(file, 2))).expect("the ring works").expect("written");
+    let bytes = std::fs::read(&path).expect("read");
+    assert!(
+        bytes[..PAGE_SIZE].iter().all(|byte| *byte == 0x11)
+            && bytes[PAGE_SIZE..].iter().all(|byte| *byte == 0x22)
+    );
+    disk.block_on(disk.sync()).expect("the ring works").expect("fdatasync");
+    // Errors are the call's.
+    let file = Arc::new(File::open(path).expect("open, to read"));
+    let written = disk.block_on(disk.write_blocks(write(file, 1))).expect("the ring works");
+    assert_eq!(written.map_err(|error| error.raw_os_error()), Err(Some(libc::EBADF)));
+    plain[0].set_len(DATA_START).expect("cut");
+    let done = disk.block_on(disk.submit(vec![request(IoKind::Read, 0, IoBuffer::Owned(filled(1, 1)))]));
+    let error = done.expect("the ring works").remove(0).result.expect_err("the file is short");
+    assert_eq!(error.source.kind(), io::ErrorKind::UnexpectedEof);
 }
 
 /// A file that is not the pool's, opened as metadata's log opens its files.
