@@ -16,7 +16,8 @@ const HOLD: Duration = Duration::from_secs(5);
 /// The longest sleep, so that the threads of a session without users end soon.
 const SLEEP: Duration = Duration::from_secs(1);
 
-const THREADS: [(&str, fn(&Weak<Session>)); 2] = [("lock-ends", ends), ("lock-signals", signals)];
+type Body = fn(&Weak<Session>);
+const THREADS: [(&str, Body); 2] = [("lock-ends", ends), ("lock-signals", signals)];
 
 /// Which of the threads were started.
 pub(super) type Started = Mutex<[bool; THREADS.len()]>;
