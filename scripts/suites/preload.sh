@@ -206,4 +206,49 @@ wait "$waiter"
 status=$?
 cat "$WORK/reread.log"
 check "the program read the same bytes before, during and after it" test "$status" == 0
+
+# Another pool is served at the address before the program's session is made. Both have a file of the same inode number.
+another_pool() {
+    local dir=$WORK/pools pid name
+    local at=$([[ $LINK == shm ]] && echo shm || echo unix)://$dir/socket
+    mkdir -p "$dir/mnt"
+    serve() {
+        "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$dir/$1" --memory 32M --listen "$at" >>"$dir/log" 2>&1 </dev/null &
+        pid=$!
+        for _ in $(seq 100); do "$CUTTLEFS_BIN/cuttlefs" status "$at" >/dev/null 2>&1 && return; sleep 0.1; done
+        return 1
+    }
+    end() { kill "$pid" && wait "$pid"; }
+    for name in other own; do
+        "$CUTTLEFS_BIN/cuttlefsd" format --pool "$dir/$name" --size 64M >>"$dir/log" 2>&1 && serve $name || return 1
+        "$CUTTLEFS_BIN/cuttlefs" mount "$at" "$dir/mnt" && head -c 800000 < <(yes $name) >"$dir/mnt/file" || return 1
+        "$CUTTLEFS_BIN/cuttlefs" umount "$dir/mnt" && end || return 1
+    done
+    serve own && "$CUTTLEFS_BIN/cuttlefs" mount "$at" "$dir/mnt" || return 1
+    timeout 60 "$CUTTLEFS_BIN/cuttlefs" preload --report --mount "$dir/mnt" python3 - "$dir" >"$dir/found" 2>&1 <<'PYTHON' &
+import os, sys, time
+file = os.open(sys.argv[1] + "/mnt/file", os.O_RDONLY)
+# The first reads of a file are the kernel's: they bring it into the page cache.
+own = os.pread(file, 800000, 0)
+open(sys.argv[1] + "/begun", "w").close()
+while not os.path.exists(sys.argv[1] + "/go"):
+    time.sleep(0.05)
+wrong = sum(os.pread(file, 4096, at * 4096) != own[at * 4096 :][:4096] for _ in range(3) for at in range(195))
+print(f"{wrong} reads of another pool")
+sys.exit(wrong > 0 or not own.startswith(b"own"))
+PYTHON
+    local program=$!
+    for _ in $(seq 300); do [[ -e $dir/begun ]] && break; sleep 0.1; done
+    end
+    serve other && touch "$dir/go"
+    sleep 2
+    end
+    serve own
+    wait $program
+    local status=$?
+    cat "$dir/found"
+    "$CUTTLEFS_BIN/cuttlefs" umount "$dir/mnt" && end
+    return $status
+}
+check "no program reads the files of another pool's server" another_pool
 suite_end
