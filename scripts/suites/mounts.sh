@@ -165,8 +165,7 @@ refused_by_a_disk() {
     [[ $said == *"stays mounted: only this mount has"*"it answered with an error"* ]] || status=1
     mountpoint -q "$dir/mnt" || status=1
     cuttlefs umount -f "$dir/mnt" || status=1
-    kill "$pid"
-    wait "$pid"
+    end_process "$pid" || status=1
     mount_fs && rm -f "$MNT/disk" && ((status == 0)) || { echo "$said"; return 1; }
 }
 check "what a server refuses is not thrown away by an unmount" refused_by_a_disk

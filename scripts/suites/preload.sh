@@ -218,11 +218,10 @@ another_pool() {
         for _ in $(seq 100); do "$CUTTLEFS_BIN/cuttlefs" status "$at" >/dev/null 2>&1 && return; sleep 0.1; done
         return 1
     }
-    end() { kill "$pid" && wait "$pid"; }
     for name in other own; do
         "$CUTTLEFS_BIN/cuttlefsd" format --pool "$dir/$name" --size 64M >>"$dir/log" 2>&1 && serve $name || return 1
         "$CUTTLEFS_BIN/cuttlefs" mount "$at" "$dir/mnt" && head -c 800000 < <(yes $name) >"$dir/mnt/file" || return 1
-        "$CUTTLEFS_BIN/cuttlefs" umount "$dir/mnt" && end || return 1
+        "$CUTTLEFS_BIN/cuttlefs" umount "$dir/mnt" && end_process "$pid" || return 1
     done
     serve own && "$CUTTLEFS_BIN/cuttlefs" mount "$at" "$dir/mnt" || return 1
     timeout 60 "$CUTTLEFS_BIN/cuttlefs" preload --report --mount "$dir/mnt" python3 - "$dir" >"$dir/found" 2>&1 <<'PYTHON' &
@@ -239,15 +238,15 @@ sys.exit(wrong > 0 or not own.startswith(b"own"))
 PYTHON
     local program=$!
     for _ in $(seq 300); do [[ -e $dir/begun ]] && break; sleep 0.1; done
-    end
+    end_process "$pid"
     serve other && touch "$dir/go"
     sleep 2
-    end
+    end_process "$pid"
     serve own
     wait $program
     local status=$?
     cat "$dir/found"
-    "$CUTTLEFS_BIN/cuttlefs" umount "$dir/mnt" && end
+    "$CUTTLEFS_BIN/cuttlefs" umount "$dir/mnt" && end_process "$pid"
     return $status
 }
 check "no program reads the files of another pool's server" another_pool
