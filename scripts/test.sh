@@ -238,7 +238,7 @@ first=() tests=() checks=() models=() last=()
 if ! $suites_only; then
     build+=" --tests"
     first+=("build 1800 $build")
-    checks+=("checks 900 scripts/check.sh")
+    checks+=("checks 1500 scripts/check.sh")
     if command -v cargo-nextest >/dev/null; then
         # More at once than there are processors: many wait for deadlines.
         tests+=("cargo-tests 1800 cargo nextest run $flags $of_workspace --no-fail-fast --test-threads $((2 * $(nproc)))")

@@ -8,6 +8,7 @@ use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{FileKind, SetAttr};
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::rpc::{NewNode, RenameMode, Request};
@@ -22,8 +23,10 @@ use cuttlefs_server::server::Server;
 use serving::Serve;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use world::contents::{CALLER, pattern, read};
+use world::waiter::Waiter;
 use world::{Death, LEASE, World, WorldConfig};
 
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
@@ -266,6 +269,43 @@ fn who_waits_keeps_no_server_from_stopping_and_asks_the_next_one() {
         two.shut_down();
         third.stop();
     });
+}
+
+/// In the grace period a request that does not wait for locks waits for clients that may hold some: the client's own threads hear of its end.
+#[test]
+fn a_lock_that_is_not_waited_for_is_answered_when_those_who_may_hold_it_are_back() {
+    let directory = tempfile::tempdir().expect("directory");
+    let pool = directory.path().join("pool");
+    let options = FormatOptions { dir: pool.clone(), size: 1 << 20, ..FormatOptions::default() };
+    serving::make_pool(&options, [7; 16]);
+    let listen = format!("shm://{}", directory.path().join("socket").display()).parse().expect("an endpoint");
+    let first = start(&pool, &listen);
+    let (one, two) =
+        (serving::connect(&listen, "holder", 2, false), serving::connect(&listen, "other", 2, true));
+    let (attr, held) = one.create(&CALLER, InodeNo::ROOT, b"file", 0o644, true, READ_WRITE).expect("create");
+    let open = two.open(&CALLER, attr.ino, READ_WRITE).expect("open");
+    let try_lock = |volume: &RemoteVolume, handle: Handle| {
+        let (owner, mode) = (LockOwner(1), LockMode::Exclusive);
+        let lock = Lock { space: LockSpace::Ranges, owner, range: LockRange::WHOLE, mode, pid: 7 };
+        let waiter = Arc::<Waiter>::default();
+        volume.set_lock(&CALLER, handle, lock, false, waiter.clone());
+        waiter
+    };
+    assert_eq!(try_lock(&one, held.handle).answer(), Some(Ok(())));
+    first.stop();
+    let second = start(&pool, &listen);
+    let asked = try_lock(&two, open.handle);
+    assert_eq!(asked.answer(), None, "the holder has not come back");
+    one.session().call(&CALLER, || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
+    let begun = Instant::now();
+    while asked.answer().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "nobody answers");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(asked.answer(), Some(Err(FsError::Server(Status::Locked))));
+    one.shut_down();
+    two.shut_down();
+    second.stop();
 }
 
 /// Two clients that know a synced file of eight bytes. The first one appends four bytes without a sync, and the server is killed.

@@ -73,7 +73,8 @@ impl Session {
         blocking: bool,
         waiter: Arc<dyn LockWaiter>,
     ) {
-        if blocking && !waiting::start(self) {
+        // One that does not block waits too, for the end of the grace period.
+        if !waiting::start(self) {
             let _told = waiter.answer(Err(FsError::Server(Status::NoLocks)));
             return;
         }
@@ -98,10 +99,7 @@ impl Session {
         match self.ask_for_lock(caller, id, file, lock, blocking) {
             // The interrupt may have come before the wait could be found.
             Ok(true) => self.lock_waits_interrupted(),
-            Ok(false) => {
-                // If it cannot be started the next lock does.
-                let _started = !self.locks.has_unwanted() || waiting::start(self);
-            }
+            Ok(false) => {}
             Err(error) => self.end_wait(id, Err(error)),
         }
     }

@@ -328,10 +328,6 @@ impl OwnLocks {
         self.changed.notify_all();
     }
 
-    pub(super) fn has_unwanted(&self) -> bool {
-        !self.state().unwanted.is_empty()
-    }
-
     pub(super) fn take_unwanted(&self) -> Vec<(Owned, LockRange)> {
         std::mem::take(&mut self.state().unwanted)
     }

@@ -1,8 +1,8 @@
 //! The two threads that serve waiters for locks.
 //!
 //! *lock-ends* asks the server for the ends of waits, one question after the other, each held by the server until there is an answer.
-//! *lock-signals* gives up the waits of interrupted waiters, when it is told that there are some. Both start before the first request of a mount that may wait, and
-//! end with the mount; while there is no wait they sleep.
+//! *lock-signals* gives up the waits of interrupted waiters, when it is told that there are some. Both start before the first request of a
+//! mount for a lock (any may wait: in the grace period also one that does not block), and end with the mount; while there is no wait they sleep.
 
 use super::Session;
 use crate::transport::FsError;
@@ -22,8 +22,8 @@ const THREADS: [(&str, Body); 2] = [("lock-ends", ends), ("lock-signals", signal
 /// Which of the threads were started.
 pub(super) type Started = Mutex<[bool; THREADS.len()]>;
 
-/// Starts those threads that were not started, in a process with background threads. `false`: one could not be started, so no wait may begin: nobody
-/// would end it.
+/// Starts those threads that were not started, in a process with background threads. `false`: one could not be started, so no lock may be asked for:
+/// nobody would end a wait.
 pub(super) fn start(session: &Arc<Session>) -> bool {
     if !session.options.background {
         return true;
