@@ -1,5 +1,6 @@
 //! Calls that may never return, such as a look at a path of a file system whose server is away.
 
+use crate::threads::NO_THREAD;
 use anyhow::Context;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ pub fn within<T: Send + 'static>(
             // If it was late nobody receives this.
             let _ = done.send(work());
         })
-        .context("cannot start a thread")?;
+        .context(NO_THREAD)?;
     Ok(answer.recv_timeout(limit).ok())
 }
 

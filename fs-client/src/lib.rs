@@ -30,4 +30,5 @@ pub mod session;
 pub mod signals;
 /// Memory of programs at a memory node.
 pub mod swap;
+mod threads;
 mod transport;

@@ -275,6 +275,46 @@ another_pool() {
 }
 check "a server of another pool at the address is refused, and the own one is gone on with" another_pool
 
+# A control group of its own for each try: the kernel counts processes that have ended until they are waited for. It gives such a process no thread at
+# some step of a mount: the mount is refused, and nothing of it is left.
+few_threads() {
+    local place=$1 group limit said refused=0
+    mkdir -p "$WORK/few"
+    for ((limit = 2; limit <= 40; limit += 2)); do
+        group=$place/cuttlefs-mounts.$$.$limit
+        mkdir "$group" && echo $limit >"$group/pids.max" || return 1
+        if said=$(timeout 60 bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" \
+            "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$WORK/few" 2>&1); then
+            umount_fs "$WORK/few"
+            for _ in $(seq 100); do rmdir "$group" 2>/dev/null && break || sleep 0.1; done
+            ((refused > 0))
+            return
+        fi
+        for _ in $(seq 100); do rmdir "$group" 2>/dev/null && break || sleep 0.1; done
+        [[ $said == *"unavailable"* && $said != *panic* && ! -e $group ]] && ! mountpoint -q "$WORK/few" || {
+            echo "with $limit threads: $said"
+            return 1
+        }
+        refused=$((refused + 1))
+    done
+    echo "not mounted with 40 threads: $said"
+    return 1
+}
+few_threads_somewhere() {
+    local place
+    for place in /sys/fs/cgroup/pids /sys/fs/cgroup; do
+        mkdir "$place/cuttlefs-mounts.$$" 2>/dev/null || continue
+        local has_limit=false
+        [[ -e $place/cuttlefs-mounts.$$/pids.max ]] && has_limit=true
+        rmdir "$place/cuttlefs-mounts.$$"
+        $has_limit || continue
+        few_threads "$place"
+        return
+    done
+    echo "this machine has no control groups for processes; nothing was tried"
+}
+check "a mount that gets too few threads is refused, and leaves nothing" few_threads_somewhere
+
 kill_server
 server_away() {
     refused "is cuttlefsd running there" cuttlefs mount "$(server_url)" "$OTHER" || return 1

@@ -15,6 +15,7 @@
 use super::process::{ProcessId, RunningProcess};
 use super::run_state;
 use crate::descriptors::keep_from_children;
+use crate::threads::NO_THREAD;
 use anyhow::{Context, anyhow, bail};
 use cuttlefs_common::explain::explain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -176,6 +177,6 @@ fn pass_on(mut signals: Signals, child: &Child, interrupted: Arc<AtomicBool>) ->
             }
         }
     };
-    std::thread::Builder::new().name("signals".to_owned()).spawn(watch).context("cannot start a thread")?;
+    std::thread::Builder::new().name("signals".to_owned()).spawn(watch).context(NO_THREAD)?;
     Ok(handle)
 }

@@ -5,6 +5,8 @@ use crate::file::volume::Volume;
 pub use crate::reach::{NotThere, Trust, device};
 use crate::reach::{ReachError, Reaching, reach};
 use crate::session::Session;
+use crate::threads::NO_THREAD;
+use anyhow::Context;
 use cuttlefs_common::rdma::Endpoint;
 use std::sync::Arc;
 
@@ -71,7 +73,7 @@ impl Network {
             trust: options.trust.clone(),
         };
         let session = reach(server, &asked, true, Session::connect).map_err(told)?;
-        Ok(Arc::new(RemoteVolume::new(session)))
+        Ok(Arc::new(RemoteVolume::new(session).context(NO_THREAD)?))
     }
 }
 

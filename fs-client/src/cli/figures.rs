@@ -11,6 +11,7 @@
 use super::last_sync::LastSync;
 use super::run_state;
 use crate::file::volume::{Condition, UnsyncedChanges, Volume};
+use crate::threads::NO_THREAD;
 use anyhow::{Context, bail};
 use cuttlefs_common::pool_uuid::PoolUuid;
 use cuttlefs_common::{panic_ends, socket_file};
@@ -205,7 +206,7 @@ impl FiguresSocket {
                     }
                 }
             })
-            .context("cannot start a thread")?;
+            .context(NO_THREAD)?;
         Ok(Self { path, made, listener, ending, thread: Some(thread) })
     }
 }

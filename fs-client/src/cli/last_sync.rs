@@ -8,6 +8,7 @@
 //! machine that is shut down.
 
 use crate::file::volume::{Condition, UnsyncedChanges, Volume};
+use crate::threads::NO_THREAD;
 use anyhow::Context;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +79,7 @@ impl LastSync {
         if started.is_err() {
             self.runs.store(false, Ordering::Release);
         }
-        started.map(|_| ()).context("cannot start a thread")
+        started.map(|_| ()).context(NO_THREAD)
     }
 
     /// Whether a sync is under way.

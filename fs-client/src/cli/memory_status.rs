@@ -19,6 +19,7 @@ pub(super) fn failed(action: &str, node: &Endpoint, error: RemoteError) -> anyho
         RemoteError::Rdma(RdmaError::Handshake { .. } | RdmaError::Closed) => {
             "; what listens there is no `cuttlefsd memory` of this version, hangs, or is stopping"
         }
+        _ if matches!(node, Endpoint::Shm(_)) => "; memory nodes listen at tcp:// and unix:// only",
         RemoteError::Rdma(RdmaError::Io { source, .. })
             if matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) =>
         {

@@ -15,14 +15,16 @@ use super::watchdog;
 use super::written::Written;
 use crate::file::volume::{Condition, Volume};
 use crate::fuse::{MountTable, Mounted, mount};
+use crate::threads::NO_THREAD;
 use anyhow::{Context, bail};
 use clap::Args;
 use cuttlefs_common::descriptors::raise_to_at_least;
 use cuttlefs_common::rdma::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The pause between attempts to reach a server that is not there.
@@ -121,8 +123,8 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
         lost: None,
         starting: false,
     };
-    state.save()?;
-    let result = match reporter.ready(&format!("{} is mounted at {}", args.server, mountpoint.display())) {
+    let ready = || reporter.ready(&format!("{} is mounted at {}", args.server, mountpoint.display()));
+    let result = match state.save().and_then(|()| ready()) {
         Ok(()) => served.wait(),
         Err(error) => served.give_up(error),
     };
@@ -145,8 +147,10 @@ const DESCRIPTORS_LEAST: u64 = 256;
 /// A mount that this process serves. SIGINT, SIGTERM and SIGHUP unmount it.
 pub(super) struct ServedMount {
     mounted: Mounted,
-    signals: Signals,
     mountpoint: PathBuf,
+    /// Unmounts at a signal; ends when `signals` is closed.
+    unmounting: JoinHandle<()>,
+    signals: Handle,
     /// Answers requests for figures as long as the mount is served.
     figures: Option<FiguresSocket>,
     last_sync: Arc<LastSync>,
@@ -176,10 +180,20 @@ impl ServedMount {
         let mounted = mount(Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse, watch)
             .inspect_err(|_| volume.shut_down())?;
         let last_sync = Arc::new(LastSync::new(Arc::clone(&volume)));
+        let handle = signals.handle();
+        let unmounting = match unmount_on_signals(signals, mountpoint, &last_sync) {
+            Ok(thread) => thread,
+            Err(error) => {
+                try_unmount(mountpoint, true)?;
+                mounted.wait()?;
+                return Err(error);
+            }
+        };
         let edge = Box::new(mounted.figures());
         let figures = FiguresSocket::start(mountpoint, volume, Arc::clone(&last_sync), edge);
         let server = server.to_string();
-        Ok(Self { mounted, signals, mountpoint: mountpoint.to_owned(), figures, last_sync, server })
+        let mountpoint = mountpoint.to_owned();
+        Ok(Self { mounted, mountpoint, unmounting, signals: handle, figures, last_sync, server })
     }
 
     /// Serves the mount until it is unmounted.
@@ -187,23 +201,12 @@ impl ServedMount {
     /// # Errors
     /// The session ended otherwise, or changes were lost with the mount (`Lost`).
     pub(super) fn wait(self) -> anyhow::Result<()> {
-        let Self { mounted, mut signals, mountpoint, figures, last_sync, server } = self;
-        let asked = Arc::clone(&last_sync);
-        let handle = signals.handle();
-        let watcher = std::thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                // The second signal unmounts by force.
-                for (count, signal) in signals.forever().enumerate() {
-                    unmount_on_signal(&mountpoint, &asked, signal, count > 0);
-                }
-            })
-            .context("cannot start a thread")?;
+        let Self { mounted, mountpoint: _, unmounting, signals, figures, last_sync, server } = self;
         let mut synced = Ok(());
         let result = mounted.wait_and(|| synced = last_sync.finish(&server));
         drop(figures);
-        handle.close();
-        if watcher.join().is_err() {
+        signals.close();
+        if unmounting.join().is_err() {
             tracing::error!("the signal thread panicked");
         }
         result?;
@@ -246,6 +249,21 @@ fn connect_in_time(
         }
         std::thread::sleep(CONNECT_AGAIN.min(limit.saturating_sub(began.elapsed())));
     }
+}
+
+/// Starts the thread that unmounts at a signal, and at the second one by force.
+fn unmount_on_signals(
+    mut signals: Signals,
+    mountpoint: &Path,
+    last_sync: &Arc<LastSync>,
+) -> anyhow::Result<JoinHandle<()>> {
+    let (mountpoint, last_sync) = (mountpoint.to_owned(), Arc::clone(last_sync));
+    let unmount = move || {
+        for (count, signal) in signals.forever().enumerate() {
+            unmount_on_signal(&mountpoint, &last_sync, signal, count > 0);
+        }
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(unmount).context(NO_THREAD)
 }
 
 fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force: bool) {

@@ -1,5 +1,6 @@
 //! A program that a command runs and waits for (`preload`, `swap`): its start, signals on their way to it, and its exit code.
 
+use crate::threads::NO_THREAD;
 use anyhow::Context;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -54,10 +55,7 @@ impl Passed {
                 let _ = pidfd_send_signal(&to, Signal::TERM);
             }
         };
-        std::thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(pass_on)
-            .context("cannot start a thread")?;
+        std::thread::Builder::new().name("signals".to_owned()).spawn(pass_on).context(NO_THREAD)?;
         Ok(program)
     }
 }

@@ -20,6 +20,7 @@ use cuttlefs_common::rpc::{
     Rights, SeekFor, Space, SyncScope, XattrMode,
 };
 use cuttlefs_common::status::Status;
+use std::io;
 use std::sync::Arc;
 
 /// The most bytes of directory entries in one reply.
@@ -39,7 +40,10 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 
 impl RemoteVolume {
     /// The volume of a connected session, which it starts.
-    pub fn new(session: Arc<Session>) -> Self {
+    ///
+    /// # Errors
+    /// A thread could not be started. The session is shut down.
+    pub fn new(session: Arc<Session>) -> io::Result<Self> {
         let (handles, reads) = (Arc::new(HandleTable::default()), Arc::new(Reads::default()));
         let open = handles.clone();
         let tasks: [Box<dyn Task>; 3] = [
@@ -47,8 +51,8 @@ impl RemoteVolume {
             Box::new(BitmapPulls::new(reads.clone(), Box::new(move || open.regions()))),
             Box::new(IdleMemory::new(reads.clone())),
         ];
-        session.start(tasks.into());
-        Self { session, handles, reads }
+        session.start(tasks.into())?;
+        Ok(Self { session, handles, reads })
     }
 
     /// The open file of a handle, for I/O through it.

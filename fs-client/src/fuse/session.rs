@@ -4,7 +4,7 @@
 //! down. There is no method to unmount here, because that is done through the kernel (`cli/unmount.rs`): a mount may be busy, and may end without us.
 
 use super::file_system::{CuttleFuse, LOCKS};
-use super::kernel::{Agreement, InitFlags, MountOptions, Serving, Session};
+use super::kernel::{Agreement, InitFlags, MountOptions, Serving, Session, unmount};
 use super::mount_table::{MountTable, SUBTYPE};
 use super::root::look_at_root;
 use super::settings::FuseSettings;
@@ -31,7 +31,9 @@ pub enum MountError {
         source: io::Error,
     },
     /// No thread could be started, or no descriptor opened.
-    #[error("cannot start a thread or open a descriptor for the mount")]
+    #[error(
+        "cannot start a thread or open a descriptor for the mount; raise the limit of processes (ulimit -u, pids.max, TasksMax=) or of open files"
+    )]
     Thread(#[source] io::Error),
     /// The session's threads have ended while the kernel still holds the mount; the log says why.
     #[error("the FUSE session at {} has failed; mount it again to recover it", .0.display())]
@@ -170,12 +172,16 @@ pub fn mount<V: Volume + ?Sized>(
         tracing::warn!("this kernel's FUSE keeps locks itself: they are those of this mount only");
     }
     before_serving();
-    let device = session.device().try_clone_to_owned().map_err(MountError::Thread)?;
     let (agreed, notifier) = (session.agreed(), session.notifier());
     let edge = Arc::new(CuttleFuse::new(Arc::clone(&volume), known, settings.clone(), agreed, notifier));
     let late = Arc::clone(&edge);
     super::watch::start(&edge);
-    let serving = Arc::new(session.serve(edge, settings.threads).map_err(MountError::Thread)?);
+    let device = session.device().try_clone_to_owned();
+    let served = device.and_then(|device| Ok((device, Arc::new(session.serve(edge, settings.threads)?))));
+    let (device, serving) = served.map_err(|error| {
+        unmount(mountpoint);
+        MountError::Thread(error)
+    })?;
     raise_readahead(mountpoint, settings.readahead_bytes);
     Ok(Mounted {
         mountpoint: mountpoint.to_owned(),

@@ -111,7 +111,7 @@ pub enum NativeError {
     GrantOverlaps,
     /// There is no write grant of the range: none was asked for, or it has ended.
     #[error(
-        "there is no write grant of this range: it was not asked for, or it has ended because the file was cut or punched there; ask for it (again)"
+        "there is no write grant of this range: it was not asked for, or it has ended because the file was cut or punched there, or its key or right ended; ask for it (again): a refusal says why"
     )]
     NotGranted,
     /// An atomic at a place that is no multiple of 8.

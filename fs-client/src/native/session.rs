@@ -75,7 +75,7 @@ impl Session {
         let lanes = threads.clamp(1, session::MAX_CALLER_LANES);
         let asked = Reaching { label, pool, subtree, lanes, trust };
         let session = reach(&server, &asked, true, session::Session::connect)?;
-        Self::over(Arc::new(RemoteVolume::new(session)), lanes, deadline)
+        Self::over(Arc::new(RemoteVolume::new(session)?), lanes, deadline)
     }
 
     /// A session over a volume that is connected.

@@ -7,6 +7,7 @@ use super::{Session, SessionLane, closer, syncer};
 use crate::transport::FsError;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::Request;
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -25,20 +26,24 @@ const UNKNOWN_LEASE_MS: u32 = 30_000;
 
 impl Session {
     /// Starts the background threads of a mount, if the options ask for them.
-    pub(crate) fn start(self: &Arc<Self>, tasks: Vec<Box<dyn Task>>) {
+    ///
+    /// # Errors
+    /// One of them could not be started. The session is shut down, which ends the others.
+    pub(crate) fn start(self: &Arc<Self>, tasks: Vec<Box<dyn Task>>) -> io::Result<()> {
         if !self.options.background {
-            return;
+            return Ok(());
         }
-        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-            // Without threads the process cannot run at all; the mount reports it by failing to start.
-            std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread can be started");
-        };
-        let weak = Arc::downgrade(self);
-        spawn("control", Box::new(move || run(&weak, tasks)));
-        let syncing = self.clone();
-        spawn("syncer", Box::new(move || syncer::run(&syncing)));
-        let closing = self.clone();
-        spawn("closer", Box::new(move || closer::run(&closing)));
+        let (weak, syncing, closing) = (Arc::downgrade(self), self.clone(), self.clone());
+        let bodies: [(&str, Box<dyn FnOnce() + Send>); 3] = [
+            ("control", Box::new(move || run(&weak, tasks))),
+            ("syncer", Box::new(move || syncer::run(&syncing))),
+            ("closer", Box::new(move || closer::run(&closing))),
+        ];
+        for (name, body) in bodies {
+            let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+            started.inspect_err(|_| self.shut_down())?;
+        }
+        Ok(())
     }
 }
 

@@ -181,7 +181,7 @@ pub fn connect_by(
     background: bool,
 ) -> RemoteVolume {
     let options = SessionOptions { lanes, background, ..options(endpoint, label) };
-    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect")).expect("threads")
 }
 
 /// A client that reads the server's tables, over a link that maps no memory. `background` is as in `connect`.
@@ -199,13 +199,14 @@ pub fn connect_reading_tables_by(
 ) -> RemoteVolume {
     let options =
         SessionOptions { lanes, background, initiator_translates: true, ..options(endpoint, "tables") };
-    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect")).expect("threads")
 }
 
 /// A client whose session the server may refuse.
 pub fn try_connect(endpoint: &Endpoint) -> Result<RemoteVolume, RdmaError> {
     let device = SoftDevice::new(SoftOptions::default());
-    Session::connect(device, options(endpoint, "refused"), &SystemRandom).map(RemoteVolume::new)
+    Session::connect(device, options(endpoint, "refused"), &SystemRandom)
+        .map(|session| RemoteVolume::new(session).expect("threads"))
 }
 
 fn options(endpoint: &Endpoint, label: &str) -> SessionOptions {

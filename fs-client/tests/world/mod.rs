@@ -435,7 +435,7 @@ impl World {
         let session = session.unwrap_or_else(|| connect().expect("connect"));
         // A client never gives up by time: `MOST_STEPS` finds those that wait in vain.
         session.set_answer_patience(Duration::from_millis(u64::MAX));
-        RemoteVolume::new(session)
+        RemoteVolume::new(session).expect("threads")
     }
 
     /// Looks at the server.

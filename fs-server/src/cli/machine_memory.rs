@@ -1,4 +1,4 @@
-//! The memory that this process may have: the machine's, or as much of it as its control groups (cgroup v2) allow.
+//! The memory that this process may have: the machine's, or as much of it as its control groups (cgroup v1 or v2) allow.
 //!
 //! Frames fill up in the course of reads and writes, so a server with more frames than there is memory runs well for a while
 //! and is then killed by the kernel, in the midst of its work. Such a start is refused instead.
@@ -44,13 +44,14 @@ impl MachineMemory {
             line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
         };
         let machine = figure("MemTotal").map(|bytes| Bound { bytes, whose: "this machine has".to_owned() });
-        // The line of version 2 is `0::/PATH`. Each group along that path has its own limit.
         let groups = read("proc/self/cgroup");
-        let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
-        let limits = Path::new(group).ancestors().filter_map(|group| {
-            let file = Path::new("sys/fs/cgroup").join(group).join("memory.max");
-            let bytes = std::fs::read_to_string(root.join(&file)).ok()?.trim().parse().ok()?;
-            Some(Bound { bytes, whose: format!("the control group allows (/{})", file.display()) })
+        let limits = groups.lines().filter_map(group_of).flat_map(|(hierarchy, group, file)| {
+            // Each group along the path has its own limit.
+            Path::new(group).ancestors().filter_map(move |group| {
+                let file = Path::new(hierarchy).join(group).join(file);
+                let bytes = std::fs::read_to_string(root.join(&file)).ok()?.trim().parse().ok()?;
+                Some(Bound { bytes, whose: format!("the control group allows (/{})", file.display()) })
+            })
         });
         let bound = machine.into_iter().chain(limits).min_by_key(|bound| bound.bytes);
         Self { bound, available: figure("MemAvailable") }
@@ -83,6 +84,18 @@ impl MachineMemory {
             )
         }))
     }
+}
+
+/// The hierarchy, the group in it, and the file of its limit, of a line of `/proc/self/cgroup` (`ID:CONTROLLERS:/PATH`, cgroups(7)) that is about
+/// memory. Version 2 has one hierarchy, whose ID is 0, and names no controllers.
+fn group_of(line: &str) -> Option<(&'static str, &str, &'static str)> {
+    let (id, rest) = line.split_once(':')?;
+    let (controllers, group) = rest.split_once(":/")?;
+    if id == "0" && controllers.is_empty() {
+        return Some(("sys/fs/cgroup", group, "memory.max"));
+    }
+    let has_memory = controllers.split(',').any(|controller| controller == "memory");
+    has_memory.then_some(("sys/fs/cgroup/memory", group, "memory.limit_in_bytes"))
 }
 
 #[cfg(test)]
@@ -123,6 +136,17 @@ mod tests {
         let groups = [("system.slice/", "1073741824\n"), ("system.slice/cuttlefsd.service/", "2147483648\n")];
         let refused = machine(&groups).admit("--memory", 2 * GIB).expect_err("too much").to_string();
         assert!(refused.contains("allows (/sys/fs/cgroup/system.slice/memory.max) 1G"), "{refused}");
+    }
+
+    #[test]
+    fn groups_of_both_versions_are_found() {
+        let v1 = ("sys/fs/cgroup/memory", "user/one", "memory.limit_in_bytes");
+        assert_eq!(group_of("4:memory:/user/one"), Some(v1));
+        assert_eq!(group_of("4:cpu,memory:/user/one"), Some(v1));
+        assert_eq!(group_of("0::/user/one"), Some(("sys/fs/cgroup", "user/one", "memory.max")));
+        for other in ["9:name=systemd:/memory", "1:cpu:/", "3:cpuset:/memory:/a", "0:", "memory", ""] {
+            assert_eq!(group_of(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -14,6 +14,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 
+/// Its own files, and those of some clients.
+const DESCRIPTORS_LEAST: u64 = 64;
+
 #[derive(Args)]
 #[command(after_help = "Examples:
   cuttlefsd memory --size 16G --listen tcp://0.0.0.0:7951 --key /etc/cuttlefs/key
@@ -58,7 +61,7 @@ pub(super) fn run(args: MemoryArgs) -> anyhow::Result<()> {
         !is_tcp || args.insecure || !args.key.is_empty(),
         "over tcp:// clients need a key; make one (cuttlefsd key new FILE) and give it with --key FILE, or give --insecure"
     );
-    descriptors::raise_limit().context("cannot raise the limit of open files")?;
+    descriptors::raise_to_at_least(DESCRIPTORS_LEAST, "a memory node")?;
     let listen = std::slice::from_ref(&args.listen);
     // None is made here: a key is given where one is needed.
     let (tcp, _) = tcp_security(Path::new(""), listen, &args.key, args.insecure)?;

@@ -33,7 +33,7 @@ pub use abi::{
     IoctlFlags, LockKind, LockOwner, OpenFlags, RenameFlags, RequestId, TimeOrNow, WriteFlags,
 };
 pub use filesystem::{Filesystem, Request};
-pub use mounting::MountOptions;
+pub use mounting::{MountOptions, unmount};
 pub use notifier::Notifier;
 pub use reply::{
     ReplyAttr, ReplyClaimed, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,

@@ -109,7 +109,7 @@ fn mount_directly(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, 
 }
 
 /// Unmounts a mount that nobody will serve.
-pub(super) fn unmount(mountpoint: &Path) {
+pub fn unmount(mountpoint: &Path) {
     if let Err(Errno::PERM) = rustix::mount::unmount(mountpoint, UnmountFlags::DETACH) {
         // If this fails, too, nothing else can be tried.
         let _ = Command::new(FUSERMOUNT).args(["-u", "-q", "-z", "--"]).arg(mountpoint).status();

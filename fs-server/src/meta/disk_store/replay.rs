@@ -99,13 +99,17 @@ pub(super) fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
     Ok(replay)
 }
 
-/// The records that these batches make, computed by two threads.
+/// The records that these batches make, computed by two threads if a second one can be had.
 fn records_of(batches: &[Found<'_>]) -> Result<Records, RecordError> {
     let (older, newer) = batches.split_at(batches.len() / 2);
     let (mut records, mut later) = std::thread::scope(|scope| {
-        let newer = scope.spawn(|| put(newer));
+        let thread = std::thread::Builder::new().name("replay".to_owned()).spawn_scoped(scope, || put(newer));
         let older = put(older);
-        let newer = newer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // A process that gets no thread does it alone.
+        let newer = thread.map_or_else(
+            |_| put(newer),
+            |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        );
         Ok::<_, RecordError>((older?, newer?))
     })?;
     records.append(&mut later);
