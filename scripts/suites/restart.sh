@@ -3,6 +3,7 @@
 # usage: restart.sh [shm|tcp|unix]      CUTTLEFS_RESTART_ROUNDS=N
 source "$(dirname "$0")/lib.sh"
 need_command git
+need_command python3
 need_command sqlite3
 suite_begin restart "${1:-shm}"
 needs_server
@@ -73,6 +74,38 @@ times_stay() {
     [[ $before == "$after" ]] || { echo "was $before, is $after"; return 1; }
 }
 check "a clean restart moves no times" times_stay
+# A program is told of another mount's change by an fstat(2) that waits over a restart: its next read has that change, although it was cached before.
+told_over_restarts() {
+    local other=$WORK/other round answer told
+    mount_fs "$other" && printf '%06d' 0 >"$other/told" || return 1
+    cat >"$WORK/reader.py" <<'PYTHON'
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+for _ in sys.stdin:
+    changed = os.fstat(fd).st_mtime_ns
+    print(changed, os.pread(fd, 6, 0).decode(), flush=True)
+PYTHON
+    coproc python3 "$WORK/reader.py" "$MNT/told"
+    local reader=$COPROC_PID
+    for ((round = 1; round <= 4; round++)); do
+        echo >&"${COPROC[1]}" && read -r -t 30 answer <&"${COPROC[0]}" || return 1
+        printf '%06d' "$round" | dd of="$other/told" conv=notrunc status=none || return 1
+        told=$(stat -c %.9Y "$other/told")
+        stop_server
+        # Longer than attributes are good for.
+        sleep 1.2
+        echo >&"${COPROC[1]}"
+        sleep 0.2
+        launch_server
+        read -r -t 60 answer <&"${COPROC[0]}" || return 1
+        [[ $answer == "${told/./} $(printf '%06d' "$round")" ]] || {
+            echo "round $round: changed at $told, but the reader has $answer"
+            break
+        }
+    done
+    kill "$reader" && umount_fs "$other" && ((round > 4))
+}
+check "who is told of a change over a restart reads it" told_over_restarts
 all_space_back() {
     rm -rf "${MNT:?}"/* || return 1
     local waited used

@@ -120,7 +120,8 @@ impl KernelCache {
     /// * **If the kernel asks for the sake of a read** (`is_reading`), and does not have this length, the pages are forgotten behind the answer: the read needs
     ///   the length, and the kernel itself forgets all pages when it takes it. A read that needs none must not find the pages of before.
     ///
-    /// If it is not known whether another client has changed the file, the kernel is told at once: whoever needs to know opens the file, or takes a lock.
+    /// If an own change that is under way may be the one that counted, the kernel is told at once: whoever needs to know opens the file, or takes a lock.
+    /// `None`: another server has come since the request began, so nobody knows what others did before; all pages go.
     pub(super) fn tell(
         &self,
         ino: INodeNo,
@@ -130,27 +131,31 @@ impl KernelCache {
         answer: impl FnOnce() + Send + 'static,
     ) {
         // Who opens the file later asks then.
-        let stale = at.filter(|at| self.files.is_open(ino) && self.files.look(ino, *at) == Look::Stale);
+        let is_stale = self.files.is_open(ino) && self.is_stale(ino, at);
         let grows = self.files.has_shorter(ino, size);
-        if stale.is_some() && !grows && (!is_reading || self.files.has_size(ino, size)) {
-            return self.forget(ino, What::Older(stale), answer);
+        if is_stale && !grows && (!is_reading || self.files.has_size(ino, size)) {
+            return self.forget(ino, What::Older(at), answer);
         }
-        if stale.is_some() {
+        if is_stale {
             // The kernel itself may forget pages when it takes the answer.
             self.files.forgets(ino);
         }
         self.files.takes_size(ino, size);
         answer();
-        if stale.is_some() && !grows {
-            self.forget(ino, What::Older(stale), || ());
+        if is_stale && !grows {
+            self.forget(ino, What::Older(at), || ());
         }
     }
 
-    /// Another client may have changed an open file, by a look at its change counter.
+    /// Another client may have changed an open file, by a look at its change counter. `None`: another server has come since the look began.
     pub(super) fn looked(&self, ino: INodeNo, at: Option<At>) {
-        if at.is_some_and(|at| self.files.look(ino, at) == Look::Stale) {
+        if self.is_stale(ino, at) {
             self.forget(ino, What::Older(at), || ());
         }
+    }
+
+    fn is_stale(&self, ino: INodeNo, at: Option<At>) -> bool {
+        at.is_none_or(|at| self.files.look(ino, at) == Look::Stale)
     }
 
     /// Has the kernel give the volume what programs have stored in pages through mappings. Waits for that, at most [`WRITE_BACK_LIMIT`].

@@ -57,8 +57,10 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             let epoch = self.volume.server_epoch();
             let changes = self.volume.changes(&inos)?;
             for (ino, change) in files.iter().zip(changes) {
-                let at = change.and_then(|change| At::of(&*self.volume, epoch, change));
-                self.cache.looked(*ino, at);
+                // A file that is gone has no counter.
+                if let Some(change) = change {
+                    self.cache.looked(*ino, At::of(&*self.volume, epoch, change));
+                }
             }
         }
         Ok(())
