@@ -45,6 +45,8 @@ pub mod rdma;
 pub mod redo;
 /// The memory that clients read one-sidedly, and the arithmetic of pages.
 pub mod region;
+/// Files that may be anything.
+pub mod regular_file;
 /// RPC messages.
 pub mod rpc;
 /// Sizes in the notation of people.

@@ -55,7 +55,7 @@ pub enum Status {
     #[error("no such attribute")]
     NoAttribute = 15,
     /// A bound was reached: open files, sessions, queue.
-    #[error("server limit reached")]
+    #[error("a bound of the server is reached; `cuttlefs status` of it shows its bounds")]
     Busy = 16,
     /// The device failed; never returned for bytes that could be served.
     #[error("I/O error")]

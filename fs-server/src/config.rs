@@ -8,9 +8,11 @@ use crate::pages::window::WindowKind;
 use crate::pool::PoolUuid;
 use crate::rights::{Account, ExportRule, PeerPattern};
 use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::regular_file;
 use cuttlefs_common::size::ByteSize;
 use serde::{Deserialize, Deserializer};
 use std::fmt::Write;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -257,16 +259,13 @@ impl Config {
     /// `ConfigError`, with the file, the place in it, and what would be right.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let read = |source| ConfigError::Read { path: path.to_owned(), source };
-        let found = std::fs::metadata(path).map_err(read)?;
-        if !found.is_file() {
-            // A pipe would be waited for, and a device may have no end.
-            return Err(read(std::io::Error::other("it is no regular file")));
-        }
-        let len = found.len();
+        let file = regular_file::open(path).map_err(read)?;
+        let len = file.metadata().map_err(read)?.len();
         if len > MOST_CONFIG_BYTES {
             return Err(ConfigError::Value { path: path.to_owned(), reason: ValueError::TooLong(len) });
         }
-        let text = std::fs::read_to_string(path).map_err(read)?;
+        let mut text = String::new();
+        file.take(MOST_CONFIG_BYTES).read_to_string(&mut text).map_err(read)?;
         Self::parse(&text, path)
     }
 

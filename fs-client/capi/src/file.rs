@@ -17,7 +17,9 @@ const FLAGS: c_int = libc::O_ACCMODE
 
 fn options(flags: c_int, mode: u32) -> Result<OpenOptions, c_int> {
     if flags & !FLAGS != 0 {
-        return Err(invalid("a flag of the open is not known here"));
+        return Err(invalid(
+            "a flag of the open is not known here; known are O_RDONLY, O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_SYNC, O_DSYNC, O_CLOEXEC; cuttlefs_append() appends",
+        ));
     }
     let (read, write) = match flags & libc::O_ACCMODE {
         libc::O_RDONLY => (true, false),

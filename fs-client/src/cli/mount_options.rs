@@ -27,7 +27,7 @@ pub(super) const KNOWN: &str =
   remount                       change ro, suid, dev, exec or atime of the mount that is there
   nonempty                      mount over a directory that has entries
   default_permissions, relatime, nodiratime, _netdev, nofail, noauto, user, defaults, x-*
-                                accepted, without effect here";
+                                accepted; `user` means noexec, the rest nothing";
 
 /// Why an option is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

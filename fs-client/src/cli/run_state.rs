@@ -16,17 +16,19 @@ use super::connect::Trust;
 use super::last_sync::Lost;
 use super::process::ProcessId;
 use anyhow::{Context, bail};
-use cuttlefs_common::socket_file;
+use cuttlefs_common::{regular_file, socket_file};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The mode of files that describe running mounts: other users may not read them.
 const PRIVATE_MODE: u32 = 0o600;
+/// More than any state has.
+const STATE_BYTES_MAX: u64 = 1 << 20;
 
 /// The processes that serve one mount point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,8 +76,9 @@ impl RunState {
     /// The state that is written down for a mount point.
     pub(super) fn load(mountpoint: &Path) -> anyhow::Result<Option<Self>> {
         let path = file(mountpoint, "json")?;
-        let text = match fs::read(&path) {
-            Ok(text) => text,
+        let mut text = Vec::new();
+        match regular_file::open(&path).and_then(|file| file.take(STATE_BYTES_MAX).read_to_end(&mut text)) {
+            Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot read {}", path.display()));
@@ -150,9 +153,14 @@ fn remove_left_behind_in(directory: &Path, extensions: &[&str]) -> anyhow::Resul
     Ok(())
 }
 
-/// Opens a file and makes it readable by its owner only, even if others could read it before.
+/// Opens a regular file and makes it readable by its owner only, even if others could read it before. Does not follow a
+/// symlink of another user: the directory may be his.
 pub(super) fn private(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
-    let file = options.mode(PRIVATE_MODE).open(path)?;
+    let link = fs::symlink_metadata(path).ok().filter(|found| found.is_symlink());
+    if link.is_some_and(|link| ![0, rustix::process::geteuid().as_raw()].contains(&link.uid())) {
+        return Err(std::io::Error::other("it is a symlink that another user has made; remove it"));
+    }
+    let file = regular_file::open_by(options.mode(PRIVATE_MODE), path)?;
     file.set_permissions(fs::Permissions::from_mode(PRIVATE_MODE))?;
     Ok(file)
 }
@@ -315,6 +323,24 @@ mod tests {
             Places { login: login.clone(), shared: shared.clone(), home: Some(home.clone()) }.choose();
         assert!(format!("{:#}", refused.expect_err("not his")).contains("XDG_RUNTIME_DIR"));
         assert!(Places { login, shared, home: None }.choose().is_err());
+    }
+
+    #[test]
+    fn a_private_file_is_a_file_and_no_link_of_another_user() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let [file, link, pipe] = ["file", "link", "pipe"].map(|name| directory.path().join(name));
+        let open = |path: &Path| private(File::options().create(true).append(true), path);
+        assert!(open(&file).is_ok());
+        std::os::unix::fs::symlink(&file, &link).expect("symlink");
+        assert!(open(&link).is_ok(), "an own link");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::lchown(&link, Some(65534), None).expect("given away");
+            assert!(open(&link).expect_err("not his").to_string().contains("another user"));
+        }
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a pipe");
+        // Nobody reads from it.
+        assert!(open(&pipe).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::descriptors::keep_from_children;
 use anyhow::{Context, bail};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::{Endpoint, RdmaError};
+use cuttlefs_common::regular_file;
 use cuttlefs_common::size::ByteSize;
 use serde::Deserialize;
 use signal_hook::iterator::Signals;
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// The file that makes a directory a pool.
 const POOL_FILE: &str = "cuttlefs.toml";
+/// As much of it as the server reads.
+const POOL_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Size of a new pool, if none is asked for.
 const DEFAULT_SIZE: ByteSize = ByteSize(8 << 30);
 /// How long another server may answer at the endpoint of this one.
@@ -96,7 +99,10 @@ pub(super) fn check_size(pool: &Path, asked: ByteSize) -> anyhow::Result<()> {
         size: toml::Value,
     }
     let file = &pool.join(POOL_FILE);
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut text = String::new();
+    let read =
+        regular_file::open(file).and_then(|file| file.take(POOL_FILE_BYTES_MAX).read_to_string(&mut text));
+    read.with_context(|| format!("cannot read {}", file.display()))?;
     let found: PoolFile =
         toml::from_str(&text).with_context(|| format!("{} is damaged; restore it", file.display()))?;
     let size = match found.pool.size {
@@ -287,7 +293,7 @@ fn pid_in(status: &str) -> Option<i64> {
 /// The end of a log, from `start` on, as the last part of an error.
 fn tail_text(log: &Path, start: u64) -> String {
     let tail = || -> std::io::Result<String> {
-        let mut file = std::fs::File::open(log)?;
+        let mut file = regular_file::open(log)?;
         let len = file.metadata()?.len();
         file.seek(SeekFrom::Start(start.max(len.saturating_sub(LOG_TAIL_BYTES))))?;
         let mut bytes = Vec::new();
@@ -303,6 +309,19 @@ fn tail_text(log: &Path, start: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_configuration_is_neither_waited_for_nor_read_without_end() {
+        let pool = tempfile::tempdir().expect("directory");
+        let refused = || format!("{:#}", check_size(pool.path(), ByteSize(1 << 30)).expect_err("no file"));
+        let file = pool.path().join(POOL_FILE);
+        std::os::unix::fs::symlink("/dev/zero", &file).expect("symlink");
+        assert!(refused().contains("no regular file"), "{}", refused());
+        std::fs::remove_file(&file).expect("removed");
+        rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .expect("a pipe");
+        assert!(refused().contains("no regular file"), "{}", refused());
+    }
 
     #[test]
     fn only_what_may_pass_is_waited_for() {

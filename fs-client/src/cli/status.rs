@@ -125,9 +125,15 @@ fn in_short(error: &anyhow::Error) -> anyhow::Error {
 
 fn died(state: &RunState) -> anyhow::Result<anyhow::Error> {
     let (place, log) = (state.mountpoint.display(), run_state::file(&state.mountpoint, "log")?);
+    let advice = if state.server.is_some() {
+        format!(
+            "end what is left with `cuttlefs down {place}`, and start it again with `cuttlefs up {place}` and its options"
+        )
+    } else {
+        format!("take the mount away with `cuttlefs umount {place}`, and mount it again")
+    };
     Ok(anyhow!(
-        "the process behind the mount {place} has died (its log, if it ran in the background: {}); take the mount away with \
-         `cuttlefs umount {place}`, and mount it again",
+        "the process behind the mount {place} has died (its log, if it ran in the background: {}); {advice}",
         log.display()
     ))
 }

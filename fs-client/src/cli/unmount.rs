@@ -185,7 +185,7 @@ pub(super) enum Unmounted {
 
 pub(super) fn busy_text(mountpoint: &Path, forcing: &str) -> String {
     let users =
-        busy::users(mountpoint).unwrap_or_else(|| "  a process that cannot be seen from here".to_owned());
+        busy::users(mountpoint).unwrap_or_else(|| "  a process that is just opening something there (ps shows it in state D or S), or that cannot be seen from here".to_owned());
     format!(
         "{} is in use:\n{users}\nend that and try again, or break off with: {forcing} {}",
         mountpoint.display(),

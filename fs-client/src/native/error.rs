@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum NativeError {
     /// The server's URL is none.
-    #[error("{0}; write tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH or shm:///PATH")]
+    #[error("{0}")]
     Url(String),
     /// The server cannot be reached, or refuses. A connect waits for 5 s at most for one that does not answer, whatever the deadline.
     #[error(transparent)]

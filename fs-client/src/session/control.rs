@@ -24,6 +24,9 @@ pub(crate) trait Task: Send {
 /// The lease in ms that is assumed before a server has told its own.
 const UNKNOWN_LEASE_MS: u32 = 30_000;
 
+/// What a thread does.
+type Body = Box<dyn FnOnce() + Send>;
+
 impl Session {
     /// Starts the background threads of a mount, if the options ask for them.
     ///
@@ -34,7 +37,7 @@ impl Session {
             return Ok(());
         }
         let (weak, syncing, closing) = (Arc::downgrade(self), self.clone(), self.clone());
-        let bodies: [(&str, Box<dyn FnOnce() + Send>); 3] = [
+        let bodies: [(&str, Body); 3] = [
             ("control", Box::new(move || run(&weak, tasks))),
             ("syncer", Box::new(move || syncer::run(&syncing))),
             ("closer", Box::new(move || closer::run(&closing))),

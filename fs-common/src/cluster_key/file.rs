@@ -1,6 +1,7 @@
 //! Key files: made for their owner alone, and not read if others could have read them.
 
 use super::{ClusterKey, KeyError};
+use crate::regular_file;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -104,12 +105,8 @@ impl ClusterKey {
     /// [`KeyFileError`].
     pub fn read_file(path: &Path) -> Result<Self, KeyFileError> {
         let failed = |source| KeyFileError::Read { path: path.to_owned(), source };
-        // The opened file is checked, since the path may name another one by then. Opening a fifo must not block.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+        let file = regular_file::open(path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
-        if !found.is_file() {
-            return Err(failed(io::Error::other("it is no regular file")));
-        }
         // The text is parsed first: the user is not told to change the mode of a file that is no key.
         let mut bytes = Vec::new();
         file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(failed)?;

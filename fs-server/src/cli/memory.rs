@@ -69,6 +69,12 @@ pub(super) fn run(args: MemoryArgs) -> anyhow::Result<()> {
     let device = devices.all().first().context("there is no RNIC for this endpoint")?;
     let whole = NodeOptions::new(pages);
     let budget = args.budget.map_or(pages, |budget| budget.0 / PAGE_SIZE_U64);
+    ensure!(
+        (1..=pages).contains(&budget),
+        "--budget {} is not between 4K and --size {}",
+        args.budget.unwrap_or(args.size),
+        args.size
+    );
     let node = MemoryNode::start(device, &args.listen, NodeOptions { budget, ..whole })?;
     tracing::info!(endpoint = %node.endpoint(), size = %args.size, "lending memory");
     let _ = signals.forever().next();

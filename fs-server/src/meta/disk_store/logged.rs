@@ -2,11 +2,9 @@
 
 use crate::meta::record::{self, RecordError};
 use crate::meta::store::Batch;
-use rustix::fs::OFlags;
+use cuttlefs_common::regular_file;
 use serde::Serialize;
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Why the log cannot be used.
@@ -63,17 +61,11 @@ pub(super) enum LogError {
 /// [`LogError::File`], [`LogError::TooLong`].
 pub(super) fn read(directory: &Path, name: &'static str, most: u64) -> Result<Vec<u8>, LogError> {
     let in_file = |source| LogError::File { name, source };
-    // Opening a pipe in the file's place does not wait.
-    let nonblocking = OFlags::NONBLOCK.bits() as i32;
-    let file = match File::options().read(true).custom_flags(nonblocking).open(directory.join(name)) {
+    let file = match regular_file::open(&directory.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened.map_err(in_file)?,
     };
-    let found = file.metadata().map_err(in_file)?;
-    if !found.is_file() {
-        return Err(in_file(io::Error::new(io::ErrorKind::InvalidData, "no regular file")));
-    }
-    let len = found.len();
+    let len = file.metadata().map_err(in_file)?.len();
     let mut bytes = Vec::with_capacity(len.min(most) as usize);
     file.take(most + 1).read_to_end(&mut bytes).map_err(in_file)?;
     if bytes.len() as u64 > most { Err(LogError::TooLong { name, most }) } else { Ok(bytes) }
