@@ -9,6 +9,7 @@ use std::path::Path;
 /// The modules, the lowest first.
 const ORDER: [&str; 13] = [
     "descriptors",
+    "threads",
     "signals",
     "swap",
     "deadline",
