@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// The modules, the lowest first.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
     "descriptors",
     "threads",
     "signals",
