@@ -21,10 +21,11 @@ use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::serve::RunningServer;
 use cuttlefs_server::server::Server;
 use serving::Serve;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use world::contents::{CALLER, pattern, read};
 use world::waiter::Waiter;
 use world::{Death, LEASE, World, WorldConfig};
@@ -230,6 +231,16 @@ fn what_was_cut_and_unlinked_meanwhile_was_cut() {
     );
 }
 
+/// A new pool in a directory of its own, and an endpoint to serve it at.
+fn place() -> (TempDir, PathBuf, Endpoint) {
+    let directory = tempfile::tempdir().expect("directory");
+    let pool = directory.path().join("pool");
+    let options = FormatOptions { dir: pool.clone(), size: 1 << 20, ..FormatOptions::default() };
+    serving::make_pool(&options, [7; 16]);
+    let listen = format!("shm://{}", directory.path().join("socket").display()).parse().expect("an endpoint");
+    (directory, pool, listen)
+}
+
 fn start(pool: &Path, listen: &Endpoint) -> RunningServer {
     let with = Serve {
         frames: 64,
@@ -243,11 +254,7 @@ fn start(pool: &Path, listen: &Endpoint) -> RunningServer {
 
 #[test]
 fn who_waits_keeps_no_server_from_stopping_and_asks_the_next_one() {
-    let directory = tempfile::tempdir().expect("directory");
-    let pool = directory.path().join("pool");
-    let options = FormatOptions { dir: pool.clone(), size: 1 << 20, ..FormatOptions::default() };
-    serving::make_pool(&options, [7; 16]);
-    let listen = format!("shm://{}", directory.path().join("socket").display()).parse().expect("an endpoint");
+    let (_directory, pool, listen) = place();
     let first = start(&pool, &listen);
     let connect = || serving::connect(&listen, "grace", 2, false);
     let (one, two) = (connect(), connect());
@@ -274,11 +281,7 @@ fn who_waits_keeps_no_server_from_stopping_and_asks_the_next_one() {
 /// In the grace period a request that does not wait for locks waits for clients that may hold some: the client's own threads hear of its end.
 #[test]
 fn a_lock_that_is_not_waited_for_is_answered_when_those_who_may_hold_it_are_back() {
-    let directory = tempfile::tempdir().expect("directory");
-    let pool = directory.path().join("pool");
-    let options = FormatOptions { dir: pool.clone(), size: 1 << 20, ..FormatOptions::default() };
-    serving::make_pool(&options, [7; 16]);
-    let listen = format!("shm://{}", directory.path().join("socket").display()).parse().expect("an endpoint");
+    let (_directory, pool, listen) = place();
     let first = start(&pool, &listen);
     let (one, two) =
         (serving::connect(&listen, "holder", 2, false), serving::connect(&listen, "other", 2, true));
