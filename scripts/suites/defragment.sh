@@ -44,6 +44,9 @@ sync -f "$MNT"
 check "and so is the free space" test "$free" == "$(free_pages)"
 check "what lies together is left alone" defragment "$FILES/a"
 check "nothing was moved" grep -q '^1 files, 0 of them moved' "$WORK/said"
+ln -s / "$FILES/out"
+check "and so is a symbolic link out of the mount, by its target" bash -c "! '$CUTTLEFS_BIN/cuttlefs' defragment '$FILES/out' 2>'$OTHERS' && grep -q 'leads to /, which is not in the mount' '$OTHERS'"
+rm "$FILES/out"
 check "a path outside of mounts is refused" bash -c "! '$CUTTLEFS_BIN/cuttlefs' defragment /tmp 2>'$OTHERS' && grep -q 'in no mount' '$OTHERS'"
 
 # Moved while it is written, over and over; every page stays whole.

@@ -278,19 +278,20 @@ check "a server of another pool at the address is refused, and the own one is go
 # A control group of its own for each try: the kernel counts processes that have ended until they are waited for. It gives such a process no thread at
 # some step of a mount: the mount is refused, and nothing of it is left.
 few_threads() {
-    local place=$1 group limit said refused=0
+    local place=$1 group limit said mounted refused=0
     mkdir -p "$WORK/few"
     for ((limit = 2; limit <= 40; limit += 2)); do
         group=$place/cuttlefs-mounts.$$.$limit
         mkdir "$group" && echo $limit >"$group/pids.max" || return 1
-        if said=$(timeout 60 bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" \
-            "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$WORK/few" 2>&1); then
-            umount_fs "$WORK/few"
-            for _ in $(seq 100); do rmdir "$group" 2>/dev/null && break || sleep 0.1; done
+        said=$(timeout 60 bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" \
+            "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$WORK/few" 2>&1)
+        mounted=$?
+        ((mounted == 0)) && umount_fs "$WORK/few"
+        for _ in $(seq 100); do rmdir "$group" 2>/dev/null && break || sleep 0.1; done
+        if ((mounted == 0)); then
             ((refused > 0))
             return
         fi
-        for _ in $(seq 100); do rmdir "$group" 2>/dev/null && break || sleep 0.1; done
         [[ $said == *"unavailable"* && $said != *panic* && ! -e $group ]] && ! mountpoint -q "$WORK/few" || {
             echo "with $limit threads: $said"
             return 1

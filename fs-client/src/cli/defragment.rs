@@ -138,6 +138,14 @@ impl<'a> Work<'a> {
     /// Moves a file, or the files of a folder and of those in it.
     fn path(&mut self, path: &Path, sum: &mut Sum) -> anyhow::Result<()> {
         let real = fs::canonicalize(path).with_context(|| format!("cannot look up {}", path.display()))?;
+        let found =
+            fs::symlink_metadata(&real).with_context(|| format!("cannot look up {}", real.display()))?;
+        if found.dev() != self.device {
+            let (path, real, mountpoint) = (path.display(), real.display(), self.mountpoint.display());
+            bail!(
+                "{path} leads to {real}, which is not in the mount at {mountpoint}; name that, if it is in another mount of cuttlefs"
+            );
+        }
         let mut folders = Vec::new();
         self.entry(&real, sum, &mut folders)?;
         // One open folder for each level.

@@ -14,7 +14,9 @@ use std::time::Duration;
 #[derive(Args)]
 #[command(after_help = "Examples:
   cuttlefs down ~/cuttle
-  cuttlefs down -f ~/cuttle      when the server has died and is not to be started again")]
+  cuttlefs down -f ~/cuttle      when the server has died and is not to be started again
+
+Other mounts of that server stay, and wait: `cuttlefs up` serves them again.")]
 pub(super) struct DownArgs {
     /// Where `up` has mounted
     mountpoint: PathBuf,

@@ -183,11 +183,7 @@ impl ServedMount {
         let handle = signals.handle();
         let unmounting = match unmount_on_signals(signals, mountpoint, &last_sync) {
             Ok(thread) => thread,
-            Err(error) => {
-                try_unmount(mountpoint, true)?;
-                mounted.wait()?;
-                return Err(error);
-            }
+            Err(error) => return Err(taken_back(mounted, mountpoint, error)),
         };
         let edge = Box::new(mounted.figures());
         let figures = FiguresSocket::start(mountpoint, volume, Arc::clone(&last_sync), edge);
@@ -215,10 +211,14 @@ impl ServedMount {
 
     /// Unmounts at once, and returns `error`, which is the reason.
     pub(super) fn give_up(self, error: anyhow::Error) -> anyhow::Result<()> {
-        try_unmount(&self.mountpoint, true)?;
-        self.mounted.wait()?;
-        Err(error)
+        Err(taken_back(self.mounted, &self.mountpoint, error))
     }
+}
+
+/// Unmounts at once. Returns `error`, which is the reason, or what is wrong with the unmounting.
+fn taken_back(mounted: Mounted, mountpoint: &Path, error: anyhow::Error) -> anyhow::Error {
+    let unmounted = try_unmount(mountpoint, true).and_then(|_| Ok(mounted.wait()?));
+    unmounted.err().unwrap_or(error)
 }
 
 /// Connects. Waits for a server that is not there until `limit` is over, a signal comes, or nobody waits for this process any more.

@@ -176,7 +176,7 @@ impl MountOptions {
 }
 
 fn seconds(value: &str) -> Result<Duration, &'static str> {
-    let error = "write seconds, such as 1 or 0.5";
+    let error = "write seconds, such as 1 or 0.5, at most 31536000 (a year)";
     let seconds: f64 = value.parse().map_err(|_| error)?;
     if !(0.0..=MAX_SECONDS).contains(&seconds) {
         return Err(error);

@@ -25,6 +25,14 @@ pub enum KeyFileError {
         /// Why.
         source: io::Error,
     },
+    /// It would be made in a folder that is not there.
+    #[error("cannot make the key file {path}: there is no folder {folder}; make it first", folder = folder.display())]
+    NoFolder {
+        /// The file.
+        path: PathBuf,
+        /// Where it would be.
+        folder: PathBuf,
+    },
     /// It would be made, and is there.
     #[error("{path} is there already and is kept; choose another name")]
     Exists {
@@ -84,17 +92,20 @@ impl ClusterKey {
     /// Writes the key to a new file that only its owner can read. Durable when this returns.
     ///
     /// # Errors
-    /// `Exists` if there is such a file: a key is never written over. `Make`.
+    /// `Exists` if there is such a file: a key is never written over. `NoFolder`, `Make`.
     pub fn create_file(&self, path: &Path) -> Result<(), KeyFileError> {
+        let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let write = || {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(KEY_FILE_MODE).open(path)?;
             file.write_all(self.encode().as_bytes())?;
             file.sync_all()?;
-            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+            File::open(folder)?.sync_all()
         };
         write().map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => KeyFileError::Exists { path: path.to_owned() },
+            io::ErrorKind::NotFound => {
+                KeyFileError::NoFolder { path: path.to_owned(), folder: folder.to_owned() }
+            }
             _ => KeyFileError::Make { path: path.to_owned(), source },
         })
     }
@@ -140,6 +151,8 @@ mod tests {
         assert_eq!(ClusterKey::read_file(&path).expect("read"), key);
         let again = key.create_file(&path).expect_err("it is there").to_string();
         assert!(again.contains("choose another name"), "{again}");
+        let nowhere = key.create_file(&directory.path().join("none/key")).expect_err("no folder").to_string();
+        assert!(nowhere.contains("make it first"), "{nowhere}");
         for mode in [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o666] {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("changed");
             let error = ClusterKey::read_file(&path).expect_err("others reach it").to_string();

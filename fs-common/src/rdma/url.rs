@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 /// The port of a `tcp://` or `rdma://` endpoint that names none.
 pub const DEFAULT_PORT: u16 = 7950;
+/// Longest path of a Unix socket, bytes: `sun_path` less the zero at its end, unix(7).
+const SOCKET_PATH_MAX_BYTES: usize = 107;
 
 /// Where a server can be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -147,6 +149,9 @@ impl FromStr for Endpoint {
                 if !rest.starts_with('/') {
                     return Err(error("the path must be absolute"));
                 }
+                if rest.len() > SOCKET_PATH_MAX_BYTES {
+                    return Err(error("the path of a socket has at most 107 bytes; choose a shorter one"));
+                }
                 let path = PathBuf::from(rest);
                 Ok(if scheme == "shm" { Self::Shm(path) } else { Self::Unix(path) })
             }
@@ -224,5 +229,10 @@ mod tests {
             assert!(hint(below).contains("-o subdir=PATH"), "{below}");
         }
         assert!(hint("tcp://box:1?device=a").contains("only rdma://"));
+        for scheme in ["unix", "shm"] {
+            let longest = format!("{scheme}:///{}", "a".repeat(SOCKET_PATH_MAX_BYTES - 1));
+            longest.parse::<Endpoint>().expect("the system takes it");
+            assert!(hint(&format!("{longest}a")).contains("at most 107 bytes"));
+        }
     }
 }
