@@ -16,7 +16,9 @@ mkdir -p "$out"
 
 # Debian's module is the system's Python's.
 database() { /usr/bin/python3 "$ROOT/scripts/suites/database_load.py" "$1" "$2"; }
-preloaded() { "$CUTTLEFS_BIN/cuttlefs" preload --mount "$MNT" /usr/bin/python3 "$ROOT/scripts/suites/database_load.py" "$1" "$2"; }
+preloaded() {
+    "$CUTTLEFS_BIN/cuttlefs" preload --report --mount "$MNT" /usr/bin/python3 "$ROOT/scripts/suites/database_load.py" "$1" "$2" 2>"$WORK/report.$1"
+}
 kinds=(sqlite)
 /usr/bin/python3 -c "import plyvel" 2>/dev/null && kinds+=(leveldb) || say "no LevelDB: apt install python3-plyvel"
 for ((round = 1; round <= rounds; round++)); do
@@ -39,7 +41,12 @@ say "bench native"
     printf '`scripts/measure-native.sh %s %s`, commit %s, %s\n\n' "$link" "$rounds" "$commit" "$(date -u +%Y-%m-%d)"
     memory=$(awk '$1 == "MemTotal:" { print int(($2 + 1048575) / 1048576) }' /proc/meminfo)
     echo "$(nproc) cores, ${memory}G, Linux $(uname -r). Operations a second on a mount, medians of $rounds rounds, least and most; a ratio is of the medians."
-    echo "The results of all runs are the same."
+    echo "The results of all runs are the same. Of the reads by preload, the last round's:"
+    echo
+    for kind in "${kinds[@]}"; do
+        taken=$(grep -o '[0-9,]* reads taken' "$WORK/report.$kind") || die "no report of $kind"
+        echo "* $kind: $taken past the kernel$([[ $taken == "0 reads taken" ]] && echo ': both columns are the kernel, which reads its mappings')"
+    done
     echo
     python3 - "$WORK" "$rounds" "${kinds[@]}" <<'PY'
 import pathlib, statistics, sys

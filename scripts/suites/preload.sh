@@ -176,6 +176,8 @@ if [[ -n ${LEVELS:-} ]]; then
     DATABASE_PYTHON=$LEVELS
     check "LevelDB does the same puts and gets with and without it" load_beside levels leveldb
     rates LevelDB levels
+    # It maps its tables. If a later one reads them, docs/native.md and the page of the figures say something else.
+    check "its reads are the kernel's, as it maps its tables" test "$(taken "$WORK/report.log")" -eq 0
 else
     say "LevelDB: skipped, python3-plyvel is missing; scripts/setup.sh --tests installs it"
 fi

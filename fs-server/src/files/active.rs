@@ -6,8 +6,9 @@
 //! # How it works
 //! The table is sharded by inode. A region is loaded under its shard's lock, so that a load cannot bring back a state that another load already
 //! changed, committed and dropped. That holds up opens in the same shard for one read of the store, and nothing on the one-sided path. A region is
-//! dropped when it is not open, is clean, has no other reference, and the cache is over its bound. It keeps its slot until then, so that a client
-//! that opens it again finds its cached layout still valid.
+//! dropped when it is not open, is clean, has no other reference, and the cache is over one of its bounds: of regions, and of the pieces of their
+//! mappings, which are most of a fragmented file's memory. It keeps its slot until then, so that a client that opens it again finds its cached layout
+//! still valid.
 //!
 //! # Failure
 //! Without a free slot (more open files than slots) a file is opened without one and read by RPC.
@@ -25,6 +26,8 @@ use std::sync::atomic::Ordering;
 const SHARDS: usize = 16;
 /// Regions of files that are not open, in all shards together. A region of a small file takes about 500 bytes, so these take 8 MiB.
 pub(super) const MAX_INACTIVE_REGIONS: usize = 16 * 1024;
+/// Pieces of their mappings, in all shards together. A piece takes about 100 bytes, so these take 26 MiB.
+pub(super) const MAX_INACTIVE_PIECES: usize = 256 * 1024;
 /// How many more inactive regions of a shard than must be dropped are tried. Those that cannot be dropped are dirty and can be after the next
 /// write-back.
 const TRIM_ATTEMPTS: usize = 8;
@@ -35,6 +38,8 @@ struct Entry {
     opens: u32,
     /// When it was last used, counted in uses of the shard.
     used: u64,
+    /// Pieces of its mapping, if it is not open: when it was last used.
+    pieces: usize,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +47,8 @@ struct Shard {
     entries: HashMap<InodeNo, Entry>,
     /// Entries of files that are not open, the longest unused first.
     inactive: BTreeMap<u64, InodeNo>,
+    /// The sum of their `pieces`.
+    inactive_pieces: usize,
     uses: u64,
 }
 
@@ -52,6 +59,7 @@ pub(super) struct ActiveFiles {
     table: FileTable,
     free_slots: Mutex<Vec<FileSlot>>,
     inactive_per_shard: usize,
+    pieces_per_shard: usize,
 }
 
 /// Counts of regions and slots.
@@ -67,12 +75,13 @@ pub struct ActiveFigures {
 
 impl ActiveFiles {
     /// No files, all of the table's slots free.
-    pub(super) fn new(table: FileTable, slots: u32, max_inactive: usize) -> Self {
+    pub(super) fn new(table: FileTable, slots: u32, max_inactive: usize, max_pieces: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             free_slots: Mutex::new((0..slots.min(table.slots())).rev().map(FileSlot).collect()),
             table,
             inactive_per_shard: max_inactive.div_ceil(SHARDS),
+            pieces_per_shard: max_pieces.div_ceil(SHARDS),
         }
     }
 
@@ -226,14 +235,16 @@ impl ActiveFiles {
 
     fn trim(&self, shard: &mut Shard) {
         let excess = shard.inactive.len().saturating_sub(self.inactive_per_shard);
-        if excess == 0 {
+        let is_over = |shard: &Shard| {
+            shard.inactive.len() > self.inactive_per_shard || shard.inactive_pieces > self.pieces_per_shard
+        };
+        if !is_over(shard) {
             return;
         }
         let candidates: Vec<InodeNo> =
             shard.inactive.values().copied().take(excess + TRIM_ATTEMPTS).collect();
-        let mut dropped = 0;
         for ino in candidates {
-            if dropped == excess {
+            if !is_over(shard) {
                 break;
             }
             // A count of 1 is the table's own reference, and new ones are only made under this lock.
@@ -243,7 +254,6 @@ impl ActiveFiles {
                 .is_some_and(|entry| Arc::strong_count(&entry.file) == 1 && entry.file.is_clean());
             if can_go && let Some(entry) = shard.remove(ino) {
                 self.release_slot(&entry.file);
-                dropped += 1;
             }
         }
     }
@@ -264,13 +274,18 @@ impl Shard {
             if entry.opens == 0 {
                 self.inactive.remove(&entry.used);
                 self.inactive.insert(used, ino);
+                let pieces = entry.file.pieces();
+                self.inactive_pieces = self.inactive_pieces - entry.pieces + pieces;
+                entry.pieces = pieces;
             }
             entry.used = used;
             return Ok(entry.file.clone());
         }
         let file = Arc::new(load()?);
-        self.entries.insert(ino, Entry { file: file.clone(), opens: 0, used });
+        let pieces = file.pieces();
+        self.entries.insert(ino, Entry { file: file.clone(), opens: 0, used, pieces });
         self.inactive.insert(used, ino);
+        self.inactive_pieces += pieces;
         Ok(file)
     }
 
@@ -280,11 +295,14 @@ impl Shard {
         let entry = self.entries.get_mut(&ino).expect("an open file is in the table");
         if entry.opens == 0 {
             self.inactive.remove(&entry.used);
+            self.inactive_pieces -= std::mem::take(&mut entry.pieces);
         }
         entry.used = used;
         entry.opens = entry.opens.checked_add_signed(by).expect("a file is closed as often as it was opened");
         if entry.opens == 0 {
             self.inactive.insert(used, ino);
+            entry.pieces = entry.file.pieces();
+            self.inactive_pieces += entry.pieces;
         }
         entry.opens
     }
@@ -292,6 +310,8 @@ impl Shard {
     fn remove(&mut self, ino: InodeNo) -> Option<Entry> {
         let entry = self.entries.remove(&ino)?;
         self.inactive.remove(&entry.used);
+        // An open one has none.
+        self.inactive_pieces -= entry.pieces;
         Some(entry)
     }
 
@@ -307,9 +327,11 @@ impl Shard {
 mod tests {
     use super::*;
     use crate::files::range_table::RangeTable;
+    use cuttlefs_common::ids::{FilePage, PoolPage};
+    use cuttlefs_common::region::{Extent, ExtentState};
 
     fn files(slots: u32, max_inactive: usize) -> ActiveFiles {
-        ActiveFiles::new(FileTable::new(slots).expect("table"), slots, max_inactive)
+        ActiveFiles::new(FileTable::new(slots).expect("table"), slots, max_inactive, MAX_INACTIVE_PIECES)
     }
 
     fn load(ino: u64) -> impl FnOnce() -> Result<FileRegion, Status> {
@@ -328,6 +350,34 @@ mod tests {
         assert_eq!(files.figures().regions, 1);
         drop((a, b));
         files.trim_all();
+        assert_eq!(files.figures(), ActiveFigures { regions: 0, open: 0, free_slots: 4 });
+    }
+
+    #[test]
+    fn mappings_in_many_pieces_are_dropped_before_there_are_many_files() {
+        let max_pieces = 4 * SHARDS;
+        let files = ActiveFiles::new(FileTable::new(4).expect("table"), 4, 1 << 20, max_pieces);
+        let in_pieces = |ino: u64, pieces: u64| {
+            let extent = |piece: u64| Extent {
+                file_page: FilePage(2 * piece),
+                pool_page: PoolPage(3 * piece),
+                len_pages: 1,
+                state: ExtentState::Written,
+            };
+            let extents: Vec<Extent> = (0..pieces).map(extent).collect();
+            let table = RangeTable::from_extents(&extents, 1000).expect("a mapping");
+            move || Ok(FileRegion::new(InodeNo(ino), table, 0, ino))
+        };
+        // All in one shard.
+        let [first, second, third] = [1, 2, 3].map(|turn| turn * SHARDS as u64);
+        files.open(InodeNo(first), true, in_pieces(first, 3)).expect("open");
+        files.open(InodeNo(second), true, in_pieces(second, 100)).expect("open");
+        files.close(InodeNo(first));
+        assert_eq!(files.figures().regions, 2, "what is open does not count");
+        files.get(InodeNo(third), in_pieces(third, 2)).expect("loaded");
+        assert!(files.find(InodeNo(first)).is_none(), "the longest unused one goes");
+        assert!(files.find(InodeNo(third)).is_some());
+        files.close(InodeNo(second));
         assert_eq!(files.figures(), ActiveFigures { regions: 0, open: 0, free_slots: 4 });
     }
 

@@ -262,6 +262,11 @@ impl FileRegion {
             && self.dirty.lock().is_empty()
     }
 
+    /// Pieces of its mapping.
+    pub(super) fn pieces(&self) -> usize {
+        self.state.read().table.piece_count()
+    }
+
     /// The mapping as clients may cache it, from the extent at or after `first_page` on.
     pub fn layout(&self, first_page: FilePage, max_extents: usize) -> Layout {
         let state = self.state.read();

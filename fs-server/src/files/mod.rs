@@ -113,7 +113,7 @@ use crate::meta::{Meta, NoteData};
 use crate::pages::{HotUnit, PageView, Pages};
 use crate::pool::space::{Space, SpaceFigures};
 use crate::shares::{Resource, Taken};
-use active::{ActiveFiles, MAX_INACTIVE_REGIONS};
+use active::{ActiveFiles, MAX_INACTIVE_PIECES, MAX_INACTIVE_REGIONS};
 use bound_regions::BoundRegions;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo};
@@ -261,7 +261,7 @@ impl Files {
             meta: committer.meta().clone(),
             committer,
             space,
-            active: ActiveFiles::new(table, config.file_slots, config.max_inactive),
+            active: ActiveFiles::new(table, config.file_slots, config.max_inactive, MAX_INACTIVE_PIECES),
             generations: Generations::new(random.as_ref()),
             keys: FileKeys::default(),
             regions: BoundRegions::default(),

@@ -174,6 +174,11 @@ impl RangeTable {
         self.allocated
     }
 
+    /// Its pieces: what it takes of memory.
+    pub(super) fn piece_count(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Pages in the state `Fresh`.
     pub(crate) fn fresh_pages(&self) -> u64 {
         self.fresh_pages
