@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 pub const PLAN_VARIABLE: &str = "CUTTLEFS_PRELOAD";
 
 /// The version of the plan and of the counts.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// What a library and a command of different builds tell the user.
 pub const OTHER_BUILD: &str = "libcuttlefs_preload.so and the command are of different builds; put the library of the command's build beside the command";
 
@@ -27,6 +27,8 @@ pub struct Plan {
     pub mounts: Vec<PlannedMount>,
     /// The user who made the plan. Programs of other users leave everything to the kernel: their sessions might be told other inode numbers.
     pub uid: u32,
+    /// Whether reads are taken too that the kernel's page cache can answer, over links on which a read costs messages.
+    pub take_cached: bool,
     /// The file of the counts, if somebody wants them.
     pub counts: Option<PathBuf>,
 }
@@ -34,7 +36,7 @@ pub struct Plan {
 impl Plan {
     /// A plan for these mounts.
     pub fn new(mounts: Vec<PlannedMount>, uid: u32) -> Self {
-        Self { version: VERSION, mounts, uid, counts: None }
+        Self { version: VERSION, mounts, uid, take_cached: false, counts: None }
     }
 
     /// Parses the variable's value. `None`: a command of another build has made it.
@@ -53,6 +55,8 @@ pub struct PlannedMount {
     pub minor: u32,
     /// The server's endpoint.
     pub url: String,
+    /// Whether a read is a copy out of mapped memory (shm), and costs no messages.
+    pub is_mapped: bool,
     /// The file of the key that is shown.
     pub key: Option<PathBuf>,
     /// The user who may serve over shm and unix.
@@ -81,6 +85,8 @@ pub enum Count {
     LeftChanging,
     /// Left: the file is or was mapped for shared writing by this process.
     LeftMapped,
+    /// Left: the kernel has the pages in its cache.
+    LeftCached,
     /// Left: the process was forked from one that had a session, and has not started a program since.
     LeftForked,
     /// Left: another user than that of the plan.
@@ -97,7 +103,7 @@ pub enum Count {
 
 impl Count {
     /// All of them, with the words by which a report names them.
-    pub const ALL: [(Self, &'static str); 13] = [
+    pub const ALL: [(Self, &'static str); 14] = [
         (Self::Reads, "reads taken"),
         (Self::ReadBytes, "bytes of them"),
         (Self::Files, "files opened for them"),
@@ -105,6 +111,7 @@ impl Count {
         (Self::LeftEnd, "reads left: at the end of the file"),
         (Self::LeftChanging, "reads left: at the offset of a file whose length changes"),
         (Self::LeftMapped, "reads left: the process maps the file for writing"),
+        (Self::LeftCached, "reads left: in the kernel's page cache"),
         (Self::LeftForked, "reads left: after a fork"),
         (Self::LeftUser, "reads left: of another user"),
         (Self::LeftUnreached, "reads left: the server does not give the file in time"),
@@ -191,6 +198,7 @@ mod tests {
             major: 0,
             minor: 51,
             url: "tcp://a:1".to_owned(),
+            is_mapped: false,
             key: Some("/etc/key".into()),
             server_user: None,
             pool: "67e55044-10b1-426f-9247-bb680e5fe0c8".to_owned(),
@@ -199,7 +207,7 @@ mod tests {
         let plan = Plan { counts: Some("/tmp/counts".into()), ..Plan::new(vec![mount], 7) };
         let text = serde_json::to_string(&plan).expect("text");
         assert_eq!(Plan::parse(OsStr::new(&text)).expect("a plan"), plan);
-        let other = text.replace("\"version\":3", "\"version\":1");
+        let other = text.replace("\"version\":4", "\"version\":1");
         assert_ne!(other, text);
         for other in [&other, "no plan at all"] {
             assert_eq!(Plan::parse(OsStr::new(other)), None);

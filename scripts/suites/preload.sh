@@ -13,7 +13,8 @@ start_server 512M 128M
 mount_fs
 HERE=$(cd "$(dirname "$0")" && pwd)
 
-under() { "$CUTTLEFS_BIN/cuttlefs" preload --mount "$MNT" "$@"; }
+# Most checks read what was just written, and so is in the page cache: they are to try the library, over each link.
+under() { "$CUTTLEFS_BIN/cuttlefs" preload --cached --mount "$MNT" "$@"; }
 # taken LOG: the reads that a report says were taken.
 taken() { awk '/ reads taken$/ {print $1}' "$1"; }
 
@@ -24,6 +25,34 @@ dd_under() { under --report dd if="$MNT/file" of="$WORK/copy" bs="$1" "${@:2}" 2
 check "dd in blocks of 4 KiB" dd_under 4k
 check "dd brings the bytes" cmp "$WORK/local" "$WORK/copy"
 check "most reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 1900
+
+# Without --cached a page comes from where it comes the fastest.
+dd_plain() {
+    "$CUTTLEFS_BIN/cuttlefs" preload --report --mount "$MNT" dd if="$MNT/file" of="$WORK/copy" bs=4k 2>"$WORK/report.log" &&
+        cmp "$WORK/local" "$WORK/copy"
+}
+cat "$MNT/file" >/dev/null
+check "dd of what the page cache has" dd_plain
+if [[ $LINK == shm ]]; then
+    check "its reads were taken: a copy is faster by either way (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 1900
+else
+    check "its reads are the page cache's (taken were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -eq 0
+    check "and the report says why" grep -q "[0-9] *reads left: in the kernel's page cache" "$WORK/report.log"
+    # In no order, so that the kernel does not read ahead.
+    pages_plain() {
+        "$CUTTLEFS_BIN/cuttlefs" preload --report --mount "$MNT" python3 - "$MNT/file" >"$WORK/copy" 2>"$WORK/report.log" <<'PY' && cmp "$WORK/local" "$WORK/copy"
+import os, random, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+places = list(range(0, os.fstat(file).st_size, 4096))
+random.Random(7).shuffle(places)
+pages = {place: os.pread(file, 4096, place) for place in places}
+sys.stdout.buffer.write(b"".join(pages[place] for place in sorted(pages)))
+PY
+    }
+    dd if="$MNT/file" iflag=nocache count=0 2>/dev/null
+    check "pages in no order, which it has not" pages_plain
+    check "its reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 1000
+fi
 
 # The mount's own counts: what is read past FUSE is read by another session. Direct IO leaves nothing to the kernel's page cache.
 onesided_before=$(counter onesided_reads "$MNT")
@@ -67,7 +96,7 @@ fi
 # Another directory as the root, and thus other inode numbers.
 mkdir "$MNT/inner" && cp "$WORK/local" "$MNT/inner/file" || fail "cannot copy"
 mount_fs "$WORK/sub" subdir=inner
-dd_inner() { "$CUTTLEFS_BIN/cuttlefs" preload --mount "$WORK/sub" --report dd if="$WORK/sub/file" of="$WORK/copy" bs=4k 2>"$WORK/report.log"; }
+dd_inner() { "$CUTTLEFS_BIN/cuttlefs" preload --cached --mount "$WORK/sub" --report dd if="$WORK/sub/file" of="$WORK/copy" bs=4k 2>"$WORK/report.log"; }
 check "dd in a mount of a directory" dd_inner
 check "its bytes" cmp "$WORK/local" "$WORK/copy"
 check "its reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 1900
@@ -96,7 +125,7 @@ counts_into_root_s() {
     head -c 4096 /dev/zero | tr '\0' A >"$WORK/root-s"
     chmod 600 "$WORK/root-s"
     cp "$WORK/root-s" "$WORK/as-it-was"
-    "$@" env CUTTLEFS_PRELOAD="{\"version\":3,\"mounts\":[{$(stat -c '"major":%Hd,"minor":%Ld' "$MNT/file"),\"url\":\"$(server_url)\",\"key\":\"$CUTTLEFS_KEY\",\"server_user\":null,\"pool\":\"$(status_json "$MNT" | jq -r .mount.pool_uuid)\",\"subtree\":[]}],\"uid\":0,\"counts\":\"$WORK/root-s\"}" \
+    "$@" env CUTTLEFS_PRELOAD="{\"version\":4,\"mounts\":[{$(stat -c '"major":%Hd,"minor":%Ld' "$MNT/file"),\"url\":\"$(server_url)\",\"is_mapped\":false,\"key\":\"$CUTTLEFS_KEY\",\"server_user\":null,\"pool\":\"$(status_json "$MNT" | jq -r .mount.pool_uuid)\",\"subtree\":[]}],\"uid\":0,\"take_cached\":true,\"counts\":\"$WORK/root-s\"}" \
         "$WORK/reader" "$MNT/file" || return 2
     ! cmp -s "$WORK/root-s" "$WORK/as-it-was"
 }
@@ -147,7 +176,7 @@ export -f sqlite_under sqlite_make
 export CUTTLEFS_BIN
 check "SQLite writes under it" under bash -c "sqlite_make '$MNT/base'"
 check "SQLite writes without it" bash -c "sqlite_make '$WORK/base'"
-check "SQLite reads the same" bash -c "diff <(sqlite_under '$WORK/base') <('$CUTTLEFS_BIN/cuttlefs' preload --report bash -c \"sqlite_under '$MNT/base'\" 2>'$WORK/report.log')"
+check "SQLite reads the same" bash -c "diff <(sqlite_under '$WORK/base') <('$CUTTLEFS_BIN/cuttlefs' preload --cached --report bash -c \"sqlite_under '$MNT/base'\" 2>'$WORK/report.log')"
 check "SQLite's reads were taken (were $(taken "$WORK/report.log"))" test "$(taken "$WORK/report.log")" -ge 100
 
 # The same transactions and queries on a database in the mount, with and without it: the results are the same to the byte, and so are the files.

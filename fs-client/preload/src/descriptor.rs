@@ -62,6 +62,45 @@ pub(crate) fn is_readable(fd: c_int) -> bool {
     })
 }
 
+/// Whether its reads go past the kernel's page cache.
+pub(crate) fn is_direct(fd: c_int) -> bool {
+    let flags = borrow(fd).and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
+    flags.is_some_and(|flags| flags.contains(OFlags::DIRECT))
+}
+
+/// The arguments of cachestat(2): a range of bytes.
+#[repr(C)]
+struct CachestatRange {
+    offset: u64,
+    len: u64,
+}
+
+/// What cachestat(2) tells of a range, in pages.
+#[repr(C)]
+#[derive(Default)]
+struct Cachestat {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// Whether the kernel's page cache has all pages of a range that is not empty. `false` also where the kernel does not tell: before Linux 6.5, and of files
+/// that the caller might not write.
+pub(crate) fn is_cached(fd: c_int, at: u64, len: usize) -> bool {
+    const PAGE: u64 = 4096;
+    let Some(end) = at.checked_add(len as u64) else { return false };
+    let (range, mut found) = (CachestatRange { offset: at, len: len as u64 }, Cachestat::default());
+    // SAFETY: both structures live until the call returns and are laid out as cachestat(2) has them; it writes the second one only. A number that is not
+    // open is an error of the call.
+    let result = unsafe { libc::syscall(CACHESTAT, fd, &raw const range, &raw mut found, 0) };
+    result == 0 && found.cached == end.div_ceil(PAGE) - at / PAGE
+}
+
+/// The number of cachestat(2), which all architectures share.
+const CACHESTAT: libc::c_long = 451;
+
 /// Whether the descriptor is open for writing.
 pub(crate) fn is_writable(fd: c_int) -> bool {
     let flags = borrow(fd).and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
@@ -98,6 +137,29 @@ mod tests {
         for none in [-1, c_int::MAX] {
             assert_eq!((regular(none, |_| true), is_readable(none)), (None, false));
         }
+    }
+
+    #[test]
+    fn cached_ranges_are_told_from_others() {
+        let mut file = tempfile_like();
+        file.write_all(&[7; 3 * 4096 + 5]).expect("write");
+        let fd = file.as_raw_fd();
+        let kernel_tells = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .split('.')
+            .take(2)
+            .map(str::parse::<u32>)
+            .collect::<Result<Vec<_>, _>>();
+        if kernel_tells.is_ok_and(|version| version >= vec![6, 5]) {
+            assert!(is_cached(fd, 0, 3 * 4096 + 5) && is_cached(fd, 4095, 2) && is_cached(fd, 3 * 4096, 5));
+        }
+        assert!(!is_cached(fd, 0, 5 * 4096), "it is shorter");
+        assert!(!is_cached(fd, 4 * 4096, 1) && !is_cached(fd, u64::MAX, 2));
+        for none in [-1, c_int::MAX] {
+            assert!(!is_cached(none, 0, 1) && !is_direct(none));
+        }
+        assert!(!is_direct(fd));
     }
 
     fn tempfile_like() -> std::fs::File {

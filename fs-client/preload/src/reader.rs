@@ -101,6 +101,9 @@ fn try_read(
             return leave(state, Count::LeftFirst);
         }
     };
+    if state.leaves_cached(&found) && !descriptor::is_direct(fd) && descriptor::is_cached(fd, at, len) {
+        return leave(state, Count::LeftCached);
+    }
     // The offset is moved first, over all bytes that are wanted, in one step: so readers of the same open file, in other threads and processes too, get
     // parts that follow each other, as they do from the kernel.
     let (at, left) = match from {

@@ -1,5 +1,6 @@
 //! What the library knows in this process, and what a fork leaves of it.
 
+use crate::descriptor::Regular;
 use crate::engine::Engine;
 use crate::files::Files;
 use crate::kernel;
@@ -132,6 +133,12 @@ impl State {
     /// The place of the mount with this device in the plan.
     pub(crate) fn mount_of(&self, device: (u32, u32)) -> Option<usize> {
         self.plan.mounts.iter().position(|mount| (mount.major, mount.minor) == device)
+    }
+
+    /// Whether what the kernel's page cache has of a file is read there: a copy out of the cache is faster than a message, and than nothing else.
+    pub(crate) fn leaves_cached(&self, file: &Regular) -> bool {
+        let mount = self.mount_of(file.id.device).and_then(|mount| self.plan.mounts.get(mount));
+        !self.plan.take_cached && mount.is_some_and(|mount| !mount.is_mapped)
     }
 
     /// Whether somebody wants the counts.

@@ -27,7 +27,7 @@ fn programs_elsewhere_are_not_changed() {
     let bytes: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
     std::fs::write(&file, &bytes).expect("written");
     // No mount has this device.
-    let nowhere = r#"{"version":3,"mounts":[{"major":4000,"minor":4000,"url":"tcp://127.0.0.1:1","key":null,"server_user":null,"pool":"67e55044-10b1-426f-9247-bb680e5fe0c8","subtree":[]}],"uid":0,"counts":null}"#;
+    let nowhere = r#"{"version":4,"mounts":[{"major":4000,"minor":4000,"url":"tcp://127.0.0.1:1","is_mapped":false,"key":null,"server_user":null,"pool":"67e55044-10b1-426f-9247-bb680e5fe0c8","subtree":[]}],"uid":0,"take_cached":false,"counts":null}"#;
     let path = file.display();
     let script = format!(
         "cat '{path}' | dd bs=1000 2>/dev/null; dd if='{path}' bs=4096 count=3 skip=1 2>/dev/null; exec 3<'{path}'; head -c 5 <&3 >/dev/null; echo $?; \
@@ -48,7 +48,7 @@ fn programs_elsewhere_are_not_changed() {
 fn a_library_of_another_build_than_the_command_says_so() {
     for plan in [
         "no plan at all",
-        r#"{"version":999,"mounts":[],"uid":0,"counts":null}"#,
+        r#"{"version":999,"mounts":[],"uid":0,"take_cached":false,"counts":null}"#,
         r#"{"mounts":[],"uid":0,"counts":null}"#,
     ] {
         let under = run("true", Some(plan));

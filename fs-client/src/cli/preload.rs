@@ -10,6 +10,7 @@ use crate::fuse::{MountEntry, MountTable};
 use crate::preload::{Count, Counts, PLAN_VARIABLE, Plan, PlannedMount};
 use anyhow::{Context, bail};
 use clap::Args;
+use cuttlefs_common::rdma::Endpoint;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,8 @@ use std::process::{Command, ExitCode};
 
 The kernel opens, writes, maps and locks files as ever. read(2), pread(2) and their kin get their
 bytes from the server where that is certain to be the same; docs/native.md says where it is.
-Programs that are linked statically, and reads of stdio (fread), stay with the kernel.")]
+Programs that are linked statically, and reads of stdio (fread), stay with the kernel. So do,
+over tcp://, unix:// and rdma://, reads of what the kernel's page cache has: it is faster there.")]
 pub(super) struct PreloadArgs {
     /// A mount whose files are read past FUSE; may be given several times [default: all mounts of yours]
     #[arg(long, value_name = "DIR")]
@@ -31,6 +33,9 @@ pub(super) struct PreloadArgs {
     /// Print at the end what was read past FUSE, and what was left to the kernel and why
     #[arg(long)]
     report: bool,
+    /// Over tcp://, unix:// and rdma:// also read past FUSE what the kernel's page cache has
+    #[arg(long)]
+    cached: bool,
     /// The program, and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM ARGS")]
     program: Vec<OsString>,
@@ -43,6 +48,7 @@ pub(super) fn run(args: PreloadArgs) -> anyhow::Result<ExitCode> {
     let mut command = Command::new(name);
     command.args(arguments).env(PRELOAD, before_others(&library));
     let mut plan = Plan::new(mounts, rustix::process::geteuid().as_raw());
+    plan.take_cached = args.cached;
     if !args.report {
         command.env(PLAN_VARIABLE, serde_json::to_string(&plan)?);
         return Err(NotStarted::new(command.exec(), name).into());
@@ -108,6 +114,7 @@ fn plan(mount: &MountEntry) -> anyhow::Result<Option<PlannedMount>> {
     Ok(Some(PlannedMount {
         major,
         minor,
+        is_mapped: matches!(state.source.parse(), Ok(Endpoint::Shm(_))),
         url: state.source,
         key: state.trust.key,
         server_user: state.trust.server_user,
