@@ -29,7 +29,7 @@ impl NpServer {
     /// Serves a region at an endpoint.
     ///
     /// # Errors
-    /// `RdmaError`, with advice; `Unsupported` where the device cannot look pages up.
+    /// `RdmaError`, with advice.
     pub fn start(
         device: &Arc<dyn Device>,
         region: Arc<NpRegion>,

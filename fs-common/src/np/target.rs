@@ -117,8 +117,8 @@ pub struct NpTarget {
     domain: Arc<dyn ProtectionDomain>,
     completions: Arc<dyn CompletionQueue>,
     welcome: Welcome,
-    _window: Arc<dyn MemoryRegion>,
-    _table: Arc<dyn MemoryRegion>,
+    /// The region and the entries of its pages, if the device looks pages up.
+    _registered: Option<[Arc<dyn MemoryRegion>; 2]>,
     bounces: Arc<dyn MemoryRegion>,
     free_bounces: Mutex<Vec<usize>>,
     /// Jobs that wait for a bounce buffer.
@@ -138,41 +138,53 @@ impl NpTarget {
     /// Bytes of all bounce buffers.
     pub const BOUNCE_BYTES: u64 = BOUNCES as u64 * PIECE_MAX as u64;
 
-    /// Registers a region with a device. Peers connect to listeners of [`Self::domain`].
+    /// Registers a region with a device. Peers connect to listeners of [`Self::domain`]. Where the device cannot look pages up, peers are told to ask for
+    /// each access.
     ///
     /// # Errors
-    /// `Unsupported`: the device cannot look pages up. `RdmaError` if it has no room.
+    /// `RdmaError` if the device has no room.
     pub fn new(
         device: &Arc<dyn Device>,
         region: Arc<NpRegion>,
         access: PagedAccess,
     ) -> Result<Arc<Self>, RdmaError> {
         let domain = device.alloc_pd()?;
-        let window = domain.register_paged(region.memory().clone(), access)?;
-        let table = region.memory().translated().table().clone();
-        let table = domain.register(table, Access { remote_read: true, ..Access::NONE })?;
+        let registered = if device.capabilities().paged_memory {
+            let window = domain.register_paged(region.memory().clone(), access)?;
+            let table = region.memory().translated().table().clone();
+            Some([window, domain.register(table, Access { remote_read: true, ..Access::NONE })?])
+        } else {
+            None
+        };
         let bounces = SharedMemory::new("cuttlefs-np-bounce", BOUNCES * PIECE_MAX as usize)
             .map_err(io("make bounce buffers for"))?;
         let bounces = domain.register(Arc::new(bounces), Access::LOCAL)?;
         let completions = device.create_cq(device.capabilities().max_queue_depth)?;
-        let welcome = Welcome {
-            region: RemoteRange {
-                rkey: window.rkey(),
-                first_address: window.first_address(),
-                len: region.len(),
+        let (len, signature) = (region.len(), region.signature());
+        let welcome = match &registered {
+            Some([window, table]) => Welcome {
+                region: RemoteRange { rkey: window.rkey(), first_address: window.first_address(), len },
+                table_rkey: table.rkey().0,
+                table_address: table.first_address() + ENTRIES_AT as u64,
+                access,
+                one_sided: true,
+                signature,
             },
-            table_rkey: table.rkey().0,
-            table_address: table.first_address() + ENTRIES_AT as u64,
-            access,
-            signature: region.signature(),
+            None => Welcome {
+                region: RemoteRange { rkey: Rkey(0), first_address: 0, len },
+                table_rkey: 0,
+                table_address: 0,
+                access,
+                one_sided: false,
+                signature,
+            },
         };
         Ok(Arc::new(Self {
             region,
             domain,
             completions,
             welcome,
-            _window: window,
-            _table: table,
+            _registered: registered,
             bounces,
             free_bounces: Mutex::new((0..BOUNCES).collect()),
             waiting: Mutex::default(),

@@ -15,11 +15,11 @@
 //! | 32     | 8     | second   |       | address of the table |                        | to store                |              |
 //! | 40     | 4     | rkey     |       | the region's        | the buffer's; 0: inline |                         |              |
 //! | 44     | 4     | rkey 2   |       | the table's         |                         |                         |              |
-//! | 48     | 1     | rights   |       | 1 read, 3 and write |                         |                         |              |
+//! | 48     | 1     | rights   |       | 1 read, 3 and write; 4 more: two-sided only |   |                         |              |
 //! | 49     | 15    | reserved | zero in all |||||
 //! | 64     |       |          |       | the signature, 32 bytes | inline WRITE: the bytes |                     | inline READ: the bytes |
 //!
-//! Fields that a kind does not use are zero.
+//! Fields that a kind does not use are zero, and so are the addresses and keys of a region that is two-sided only.
 
 use crate::rdma::{PagedAccess, RemoteRange};
 use crate::region::{MagicPattern, PATTERN_LEN};
@@ -39,6 +39,8 @@ pub const RPC_DEPTH: usize = 64;
 /// Bytes of a buffer for one message.
 pub(super) const BUFFER_LEN: usize = NP_MESSAGE_LEN + INLINE_MAX;
 const MAGIC: [u8; 4] = *b"CFNP";
+/// The bit of `rights` of a region without a one-sided way.
+const TWO_SIDED_ONLY: u8 = 4;
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub struct Welcome {
     pub table_address: u64,
     /// What its peers may do.
     pub access: PagedAccess,
+    /// Whether there is a one-sided way. Where there is none, as to an RNIC that cannot look pages up, the addresses and keys are 0.
+    pub one_sided: bool,
     /// What the signature page consists of.
     pub signature: MagicPattern,
 }
@@ -226,7 +230,8 @@ impl Message {
                 raw.second = welcome.table_address.into();
                 raw.rkey = welcome.region.rkey.0.into();
                 raw.second_rkey = welcome.table_rkey.into();
-                raw.rights = if welcome.access == PagedAccess::Read { 1 } else { 3 };
+                raw.rights = if welcome.access == PagedAccess::Read { 1 } else { 3 }
+                    | if welcome.one_sided { 0 } else { TWO_SIDED_ONLY };
                 signature = welcome.signature.bytes();
                 tail = &signature;
             }
@@ -320,7 +325,12 @@ impl Message {
         match kind {
             1 => Ok(Self::Hello),
             2 => {
-                let access = match raw.rights {
+                let one_sided = raw.rights & TWO_SIDED_ONLY == 0;
+                zero("first", one_sided, raw.first.get())?;
+                zero("second", one_sided, raw.second.get())?;
+                zero("rkey", one_sided, rkey.into())?;
+                zero("rkey 2", one_sided, raw.second_rkey.get().into())?;
+                let access = match raw.rights & !TWO_SIDED_ONLY {
                     1 => PagedAccess::Read,
                     3 => PagedAccess::ReadWrite,
                     _ => return Err(MessageError::Field("rights")),
@@ -336,6 +346,7 @@ impl Message {
                     table_rkey: raw.second_rkey.get(),
                     table_address: raw.second.get(),
                     access,
+                    one_sided,
                     signature: MagicPattern::new(signature),
                 }))
             }
@@ -385,6 +396,7 @@ mod tests {
                 table_rkey: 0x0c0d,
                 table_address: 0x2040,
                 access: PagedAccess::ReadWrite,
+                one_sided: true,
                 signature: MagicPattern::new(signature),
             }),
             golden(
@@ -399,6 +411,17 @@ mod tests {
                 ],
                 &signature,
             ),
+        );
+        check(
+            Message::Welcome(Welcome {
+                region: RemoteRange { rkey: Rkey(0), first_address: 0, len: 0x4000_0000 },
+                table_rkey: 0,
+                table_address: 0,
+                access: PagedAccess::Read,
+                one_sided: false,
+                signature: MagicPattern::new(signature),
+            }),
+            golden(2, &[(16, &[0, 0, 0, 0x40]), (48, &[5])], &signature),
         );
         let request = |op| Message::Request(Request { tag: 0x0102_0304, offset: 0x0506, op });
         let fixed: [(usize, &[u8]); 2] = [(8, &[4, 3, 2, 1]), (16, &[6, 5])];
@@ -447,6 +470,10 @@ mod tests {
         assert_eq!(refused(&golden(7, &[(7, &[5])], &[])), MessageError::Field("status"));
         assert_eq!(refused(&golden(7, &[(12, &[1, 4])], &[0; 1025])), MessageError::Length(1089));
         assert_eq!(refused(&golden(2, &[(48, &[2])], &[0; 32])), MessageError::Field("rights"));
+        assert_eq!(refused(&golden(2, &[(48, &[4])], &[0; 32])), MessageError::Field("rights"));
+        for (at, name) in [(24, "first"), (32, "second"), (40, "rkey"), (44, "rkey 2")] {
+            assert_eq!(refused(&golden(2, &[(48, &[7]), (at, &[1])], &[0; 32])), MessageError::Field(name));
+        }
     }
 
     proptest! {

@@ -318,6 +318,7 @@ fn an_owner_that_answers_what_nobody_asked_is_left() {
                 table_rkey: mr.rkey().0,
                 table_address: PAGE,
                 access: PagedAccess::ReadWrite,
+                one_sided: true,
                 signature: MagicPattern::new([0; 32]),
             }));
             good = Some(joining.join().expect("peer"));

@@ -2,6 +2,7 @@
 
 use super::*;
 use cuttlefs_common::np::{NpError, Status};
+use cuttlefs_common::rdma::{Capabilities, CompletionQueue, FileTarget, ProtectionDomain, RdmaError};
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u64).wrapping_mul(31).wrapping_add(seed * 7 + 1) as u8 | 1).collect()
@@ -45,6 +46,60 @@ fn what_was_written_is_read_wherever_the_page_is() {
             "{link:?} {peer:?}"
         );
         assert_eq!(served.server.figures().breaches, 0);
+    }
+}
+
+/// A device that has verbs, and cannot look pages up, as RNICs are.
+struct Plain(Arc<dyn Device>);
+
+impl Device for Plain {
+    fn name(&self) -> &str {
+        "plain"
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { paged_memory: false, ..self.0.capabilities() }
+    }
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, RdmaError> {
+        self.0.alloc_pd()
+    }
+    fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {
+        self.0.create_cq(depth)
+    }
+    fn set_file_target(&self, target: Arc<dyn FileTarget>) {
+        self.0.set_file_target(target);
+    }
+}
+
+#[test]
+fn an_rnic_that_cannot_look_pages_up_serves_by_messages() {
+    for link in LINKS {
+        let device: Arc<dyn Device> = Arc::new(Plain(device()));
+        let served = Served::by(&device, link, 256, PagedAccess::ReadWrite);
+        let mut peer = served.peer();
+        assert!(!peer.peer.is_optimistic());
+        // Eight times what fits into its frames.
+        for turn in 0..2 {
+            for page in (0..256).step_by(3) {
+                let bytes = pattern(page + turn, 5000);
+                if page < 254 {
+                    peer.write(page * PAGE + 7, &bytes);
+                    assert!(peer.read(page * PAGE + 7, 5000) == bytes, "{link:?} {page}");
+                }
+            }
+        }
+        assert!(peer.read(0, 1 << 19).iter().any(|byte| *byte != 0));
+        peer.write(8, &7u64.to_le_bytes());
+        assert_eq!(peer.run(NpOp::FetchAdd(5), 8, 8).status, NpStatus::Success);
+        assert_eq!(peer.read(8, 8), 12u64.to_le_bytes());
+        let figures = peer.peer.figures();
+        assert_eq!((figures.one_sided, figures.entry_reads, figures.read_faults), (0, 0, 0), "{figures:?}");
+        assert!(served.region.figures().major_faults > 100);
+        assert_eq!(served.server.figures().breaches, 0);
+        let readers = Served::by(&device, link, 16, PagedAccess::Read);
+        let mut reader = readers.peer();
+        assert_eq!(reader.read(0, 100), [0; 100]);
+        let wr = reader.wr(NpOp::Write, 0, 0, 8);
+        assert!(matches!(reader.peer.post(wr), Err(NpError::ReadOnly)));
     }
 }
 

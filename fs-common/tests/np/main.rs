@@ -61,10 +61,13 @@ impl Served {
     }
 
     fn with(link: LinkKind, pages: u64, access: PagedAccess) -> Self {
+        Self::by(&device(), link, pages, access)
+    }
+
+    fn by(device: &Arc<dyn Device>, link: LinkKind, pages: u64, access: PagedAccess) -> Self {
         let dir = tempfile::tempdir().expect("dir");
         let (region, backing) = region(pages);
-        let server =
-            NpServer::start(&device(), region.clone(), access, &endpoint(link, &dir)).expect("served");
+        let server = NpServer::start(device, region.clone(), access, &endpoint(link, &dir)).expect("served");
         Self { region, backing, server, _dir: dir }
     }
 

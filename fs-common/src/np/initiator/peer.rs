@@ -115,6 +115,7 @@ impl NpPeer {
         let qp = domain.connect(endpoint, options)?.qp;
         let welcome = greet(&*qp, &*completions, &calls, settings.connect_timeout)?;
         let tells = qp.looks_pages_up();
+        let settings = NpSettings { optimistic: settings.optimistic && welcome.one_sided, ..settings };
         Ok(Self {
             qp,
             completions,
@@ -162,6 +163,11 @@ impl NpPeer {
     /// Length of the region in bytes.
     pub fn region_len(&self) -> u64 {
         self.welcome.region.len
+    }
+
+    /// Whether there is a one-sided way to the region, and it is tried. Elsewhere the owner is asked for each access.
+    pub fn is_optimistic(&self) -> bool {
+        self.settings.optimistic
     }
 
     /// What this peer has done.

@@ -130,8 +130,8 @@ pub enum NpError {
 pub struct NpSettings {
     /// Requests under way or waiting, at most 1,024.
     pub depth: usize,
-    /// READs and WRITEs are tried one-sidedly. Without, the owner is asked for all of them, as where nothing can be put in the place of a page that is
-    /// gone (section 6.1).
+    /// READs and WRITEs are tried one-sidedly. Without, the owner is asked for all of them, as it is where nothing can be put in the place of a page that is
+    /// gone (section 6.1): an RNIC that cannot look pages up.
     pub optimistic: bool,
     /// All requests are executed one after the other, as if each had the order-before bit.
     pub strict: bool,
