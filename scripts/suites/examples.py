@@ -6,6 +6,7 @@ usage: examples.py WORK EXAMPLES URL ONE_SIDED_URL MOUNT PART    (WORK has `begi
 
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -184,6 +185,36 @@ def abandoned():
     same([now for _, now, key, _ in slots() if key == "apple"], [word + 2], "the word")
 
 
+def memory():
+    """One owner, one user after the other; over the same kind of link as the suite, but for RNICs, which the library has no way over."""
+    scheme = URL.split("://")[0]
+    endpoint = {"tcp": "tcp://127.0.0.1:0", "shm": f"shm://{WORK}/memory.shm"}.get(scheme, f"unix://{WORK}/memory.sock")
+    pages = os.path.join(WORK, "memory.pages")
+    owner = start(example("remote_memory"), "serve", endpoint, "16M", "4M", pages)
+    try:
+        ready = owner.stdout.readline()
+        found = re.fullmatch(r"16M, of which 4M may be in memory, at (\S+)\n", ready) or fail(f"not expected: {ready!r}")
+        for user in (1, 2):
+            printed = run(example("remote_memory"), "use", found.group(1))
+            words = r"255 blocks written and read; of 16, read 32 times more, (\d+) reads were one-sided; the counter is at (\d+)\n"
+            numbers = re.fullmatch(words, printed) or fail(f"not expected: {printed!r}")
+            one_sided, counter = map(int, numbers.groups())
+            # Of 512. The blocks are there from the second time on, but an initiator that has met many faults tries only some, until one finds its pages.
+            if one_sided < 64 or counter != 100 * user:
+                fail(f"user {user}: {one_sided} one-sided reads, the counter at {counter}")
+        owner.send_signal(signal.SIGTERM)
+        told = end(owner)
+    finally:
+        owner.kill()
+    words = r"asked \d+ times; (\d+) pages written to the file, (\d+) read from it, (\d+) in memory\n"
+    written, read, resident = map(int, (re.fullmatch(words, told) or fail(f"not expected: {told!r}")).groups())
+    # Each user writes 4,080 pages and reads them, and 1,024 may be in memory.
+    if resident > 1024 or written < 2 * 3000 or read < 2 * 3000:
+        fail(f"16M were not moved through 4M: {told!r}")
+    if os.path.exists(pages):
+        fail("the file of pages has still its name")
+
+
 def refused():
     before = {name: in_mount(name) for name in ("log", "table")}
     for name in ("native_table", "native_log", "native_matrix"):
@@ -200,8 +231,17 @@ def refused():
         refusal(example("native_table"), URL, "put", "apple", "blue")
     if "a row or more for each" not in refusal(example("native_matrix"), URL, "2", "3"):
         fail("more processes than rows")
+    if "usage: remote_memory serve" not in refusal(example("remote_memory"), "serve"):
+        fail("remote_memory: no usage")
+    there = os.path.join(WORK, "there")
+    with open(there, "w", encoding="utf-8") as file:
+        file.write("mine")
+    if "not there yet" not in refusal(example("remote_memory"), "serve", f"unix://{WORK}/there.sock", "1M", "1M", there):
+        fail("a file that is there")
+    if not os.path.exists(there) or os.path.getsize(there) != 4:
+        fail("a file that was there was changed")
     for name, got in before.items():
         same(in_mount(name), got, name)
 
 
-{"matrix": matrix, "log": log, "table": table, "abandoned": abandoned, "refused": refused}[PART]()
+{"matrix": matrix, "log": log, "table": table, "abandoned": abandoned, "memory": memory, "refused": refused}[PART]()

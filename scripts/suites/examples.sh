@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The examples that docs/native.md and the headings of cuttlefs.h and cuttlefs.py show, run as they stand there against a real server: what they print,
+# The examples that docs/native.md, docs/np-rdma.md and the headings of cuttlefs.h and cuttlefs.py show, run as they stand there against a real server: what they print,
 # and what a mount of the same server has of it then, to the byte.
 # usage: examples.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
@@ -10,7 +10,7 @@ needs_server
 EXAMPLES=$CUTTLEFS_BIN/examples
 HERE=$(cd "$(dirname "$0")" && pwd)
 CAPI=$HERE/../../fs-client/capi
-for name in native_table native_log native_matrix; do
+for name in native_table native_log native_matrix remote_memory; do
     [[ -x $EXAMPLES/$name ]] || die "no $name in $EXAMPLES; build it: cargo build --release -p cuttlefs-client --examples"
 done
 [[ -e $CUTTLEFS_BIN/libcuttlefs.so ]] ||
@@ -40,5 +40,6 @@ check "native_table: a slot whose writer is gone is let go, to readers and write
 check "what they refuse names the next step, and nothing is changed" example refused
 umount_fs
 stop_server
+check "remote_memory: 16 MiB of another process's, 4 of them in memory, are as written, twice; a part that fits is read one-sidedly" example memory
 check "fsck finds nothing" "$CUTTLEFS_BIN/cuttlefsd" fsck --pool "$POOL"
 suite_end
