@@ -12,6 +12,8 @@ mod active;
 mod allocate;
 /// Ranges of open files that others may open by a key.
 mod bound_regions;
+/// Atomics on words of files.
+mod change_word;
 /// The changes of a request.
 mod changed;
 /// Copies within the server.
@@ -87,6 +89,7 @@ mod tests;
 pub use active::ActiveFigures;
 pub use allocate::allocate_for;
 pub use bound_regions::RegionFacts;
+pub use change_word::{Word, WordChanged, change_word};
 pub use changed::Changed;
 pub use copy::{Copied, copy_range};
 pub use defragment::{Moved, defragment};

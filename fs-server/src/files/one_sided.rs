@@ -200,11 +200,13 @@ impl Files {
                 add(&self.pages.counters.target_atomics, 1);
                 return Ok(FileValue::Done(old));
             }
-            return match self.pages.change_word_at_once(&**file, place, |old| operation.apply(old)) {
-                None => Ok(FileValue::Faults),
-                Some(old) if operation.apply(old) == old => Ok(FileValue::Done(old)),
-                Some(old) => self.note_one_sided(file).map(|()| FileValue::Done(old)),
-            };
+            let changed = self.pages.change_word_at_once(&**file, place, |old| operation.apply(old));
+            let Some(old) = changed else { return Ok(FileValue::Faults) };
+            add(&self.pages.counters.target_atomics, 1);
+            if operation.apply(old) != old {
+                self.note_one_sided(file)?;
+            }
+            return Ok(FileValue::Done(old));
         }
         drop(shared);
         let Some(_alone) = file.order.try_write() else { return Ok(FileValue::Faults) };

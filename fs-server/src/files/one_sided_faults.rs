@@ -12,28 +12,26 @@
 //! # Failure
 //! As the engine's (`one_sided`). At a stop the jobs that wait are dropped, and their requests are refused with `RemoteOperation`.
 
-use super::fetch::bring;
+use super::change_word::{Word, WordChanged, change_word};
 use super::grant_write::bring_all;
-use super::one_sided::{By, Placed, refusal, word_at};
+use super::one_sided::{By, Placed, refusal};
 use super::restore::begin_change;
 use super::write::{WriteAt, Writer, Written, end_of, write_within, zero_tail};
-use super::{Changed, FileRegion, Files, KeyedFile};
-use crate::meta::NoteData;
+use super::{Changed, FileRegion, Files};
 use crate::pages::{Source, add};
 use crate::pool::disk::Disk;
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{FileAtomic, FileValue, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::status::Status;
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 /// Jobs that wait for a worker: one for each fault thread, with room to spare.
 const JOBS_MAX: usize = 256;
-/// How often the pages of an atomic, or of a write into pages that are set aside, are brought into frames before the request is refused, because they are
-/// evicted each time.
+/// How often the pages of a write into pages that are set aside are brought into frames before the request is refused, because they are evicted each
+/// time.
 const BRING_ROUNDS: usize = 16;
 
 /// A change to be made.
@@ -152,9 +150,12 @@ pub(super) async fn change(
     let changing = begin_change(files, file, &changed).await?;
     let (at, bytes) = match what {
         OneSided::Atomic { offset, operation } => {
-            let (old, change) = change_word(files, disk, &keyed, filekey, offset, operation).await?;
+            let word = Word { offset, operation };
+            let may = |start, end| files.check_overwrite(&keyed, filekey, start, end);
+            let WordChanged { old, change } = change_word(files, disk, (file, filekey), word, &may).await?;
+            add(&files.pages.counters.target_atomics, 1);
             if let Some(change) = change {
-                changing.done(change, offset..offset + 8);
+                changing.done(change, word.bytes());
             }
             return Ok(old);
         }
@@ -216,77 +217,4 @@ pub async fn write_granted(
         bring_all(files, disk, file, offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64)).await?;
     }
     Err(Status::Busy)
-}
-
-/// An atomic on a page that may have to come into a frame first. Returns the value before, and the change counter if it was changed.
-async fn change_word(
-    files: &Files,
-    disk: &dyn Disk,
-    keyed: &KeyedFile,
-    filekey: FileKey,
-    offset: u64,
-    operation: FileAtomic,
-) -> Result<(u64, Option<u64>), Status> {
-    let file = &keyed.file;
-    let (end, page) = (end_of(offset, 8)?, offset / PAGE_SIZE_U64);
-    for _ in 0..BRING_ROUNDS {
-        bring(files, disk, file, page, page + 1).await;
-        let shared = file.order.read().await;
-        file.usable()?;
-        files.check_overwrite(keyed, filekey, offset, end)?;
-        let Some(place) = word_at(file, offset) else {
-            let new = operation.apply(0);
-            drop(shared);
-            let changed = match new {
-                0 => None,
-                _ => match write_into_hole(files, disk, keyed, filekey, offset, new).await? {
-                    None => continue,
-                    changed => changed,
-                },
-            };
-            add(&files.pages.counters.target_atomics, 1);
-            return Ok((0, changed));
-        };
-        let Some(old) = files.pages.change_word(&**file, place, |old| operation.apply(old)).await else {
-            if files.pages.frames().free() == 0 {
-                files.pages.evict(disk, 1).await;
-            }
-            continue;
-        };
-        if operation.apply(old) == old {
-            return Ok((old, None));
-        }
-        let attr = file.change_bookkeeping(|state| {
-            state.uncommitted = true;
-            files.note_changed(file, NoteData::default())
-        });
-        files.list_dirty(file);
-        return Ok((old, Some(attr?.change)));
-    }
-    Err(Status::Busy)
-}
-
-/// Writes a word to a page that has no bytes. Returns the change counter; `None`, with nothing changed, if somebody has written there meanwhile.
-async fn write_into_hole(
-    files: &Files,
-    disk: &dyn Disk,
-    keyed: &KeyedFile,
-    filekey: FileKey,
-    offset: u64,
-    word: u64,
-) -> Result<Option<u64>, Status> {
-    let file = &keyed.file;
-    let is_there = Cell::new(false);
-    let may = |start, end| {
-        files.check_overwrite(keyed, filekey, start, end)?;
-        is_there.set(word_at(file, offset).is_some());
-        if is_there.get() { Err(Status::Busy) } else { Ok(()) }
-    };
-    let (at, bytes) = (WriteAt::Offset(offset), word.to_le_bytes());
-    let source = Source::Bytes(&bytes);
-    match write_granted(files, disk, (file, filekey), at, source, Writer::Grant, &may).await {
-        Ok(written) => Ok(Some(written.attr.change)),
-        Err(_) if is_there.get() => Ok(None),
-        Err(status) => Err(status),
-    }
 }

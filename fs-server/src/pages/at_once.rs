@@ -6,16 +6,7 @@
 use super::change::{Base, PageChange, PageOwner};
 use super::frames::{Pins, PrivateFrame};
 use super::{Pages, add};
-use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PoolPage};
-use cuttlefs_common::region::ResidencyEntry;
-
-/// A word of eight bytes in a page.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WordPlace {
-    pub(crate) file_page: FilePage,
-    pub(crate) pool: PoolPage,
-    pub(crate) offset_in_page: usize,
-}
+use cuttlefs_common::ids::{PAGE_SIZE, PoolPage};
 
 impl Pages {
     /// Makes all changes, each on another page, if their locks are free, and each page is in a frame, or is new and gets one of `frames`, in their
@@ -63,66 +54,6 @@ impl Pages {
         Some(pins)
     }
 
-    /// A word, if its page's lock is free and the page is in a frame.
-    pub(crate) fn word_at_once(&self, place: WordPlace) -> Option<u64> {
-        let _guard = self.locks.try_lock(place.pool)?;
-        let entry = self.residency.load(place.pool);
-        entry.is_resident().then(|| self.locked_word(entry, place))
-    }
-
-    /// The word of a page in this frame. Whoever changes the page has its lock, so the word is whole.
-    fn locked_word(&self, entry: ResidencyEntry, place: WordPlace) -> u64 {
-        let mut bytes = [0; 8];
-        let at = super::Frames::offset(entry.frame()) + place.offset_in_page;
-        self.frames().memory().read(at, &mut bytes);
-        u64::from_le_bytes(bytes)
-    }
-
-    /// Applies `change` to a word, if its page's lock is free and the page is in a frame. Returns the value before.
-    pub(crate) fn change_word_at_once(
-        &self,
-        owner: &impl PageOwner,
-        place: WordPlace,
-        change: impl FnOnce(u64) -> u64,
-    ) -> Option<u64> {
-        let _guard = self.locks.try_lock(place.pool)?;
-        self.change_locked_word(owner, place, change)
-    }
-
-    /// The same, and waits for the lock. `None` if the page is not in a frame.
-    pub(crate) async fn change_word(
-        &self,
-        owner: &impl PageOwner,
-        place: WordPlace,
-        change: impl FnOnce(u64) -> u64,
-    ) -> Option<u64> {
-        let _guards = self.locks.lock_many([place.pool]).await;
-        self.change_locked_word(owner, place, change)
-    }
-
-    fn change_locked_word(
-        &self,
-        owner: &impl PageOwner,
-        place: WordPlace,
-        change: impl FnOnce(u64) -> u64,
-    ) -> Option<u64> {
-        let entry = self.residency.load(place.pool);
-        if !entry.is_resident() {
-            return None;
-        }
-        let memory = self.frames().memory();
-        let old = self.locked_word(entry, place);
-        let new = change(old);
-        if new != old {
-            owner.list_page(place.file_page, place.pool);
-            self.residency.write_in_frame(place.pool, |at| {
-                memory.write(at + place.offset_in_page, &new.to_le_bytes());
-            });
-        }
-        add(&self.counters.target_atomics, 1);
-        Some(old)
-    }
-
     /// Pins these pages if all are in frames. Else none is.
     pub(crate) async fn pin(&self, pages: &[PoolPage]) -> Option<Pins> {
         let mut pins = Pins::new(self.frames().clone());
@@ -148,8 +79,8 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::PagesConfig;
-    use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+    use crate::pages::{PagesConfig, WordPlace};
+    use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64};
     use cuttlefs_common::world::SeededRandom;
     use futures_lite::future::block_on;
     use std::cell::RefCell;

@@ -50,6 +50,8 @@ mod scrub;
 mod view;
 /// The pages as an RNIC sees them that translates addresses.
 pub mod window;
+/// Atomics on a word of a page.
+mod word;
 
 pub use bytes::{Sink, Source};
 pub use evict::run_eviction;
@@ -59,13 +61,13 @@ pub use hotspots::Hotspots;
 pub use images::put_in_place;
 pub use scrub::{SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 
-pub(crate) use at_once::WordPlace;
 pub(crate) use change::{Base, NewBytes, PageChange, PageOwner};
 pub(crate) use frames::{Pins, PrivateFrame};
 pub(crate) use hot_units::HotUnit;
 pub(crate) use read::PageRead;
 pub(crate) use relocate::PageMove;
 pub(crate) use view::PageView;
+pub(crate) use word::WordPlace;
 
 use crate::pool::space::Run;
 use crate::pool::{CachedDisk, CachedPool, DataSync, Disk, IoError, PageSums, SummedDisk};

@@ -5,11 +5,11 @@ use super::harness::{allocate_range, defragment_all, write};
 use super::records::inode;
 use crate::files::free_pages::fill_free_pages;
 use crate::files::write_back::write_back;
-use crate::files::{Grantee, WriteAt, grant_write, reap, sync, truncate, write_back_all};
+use crate::files::{Grantee, Word, WriteAt, change_word, grant_write, reap, sync, truncate, write_back_all};
 use crate::pages::Source;
 use crate::pool::simdisk::SimMode;
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
-use cuttlefs_common::rdma::{FileTarget, FileValue, FileWrite, PeerKey, RegionOwner};
+use cuttlefs_common::rdma::{FileAtomic, FileTarget, FileValue, FileWrite, PeerKey, RegionOwner};
 use cuttlefs_common::rpc::{Allocate, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom};
@@ -69,6 +69,11 @@ enum Op {
         offset: Option<u64>,
         len: usize,
     },
+    /// An atomic by request, which puts stamps in the place of what is there.
+    Atomic {
+        ino: u64,
+        offset: u64,
+    },
     /// Fills the free page queue.
     Fill,
     /// Moves the file's pages to fewer runs.
@@ -96,6 +101,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (ino(), 0..SPAN, len()).prop_map(|(ino, offset, len)| Op::Grant { ino, offset, len }),
         6 => (ino(), prop::option::of(0..SPAN), len())
             .prop_map(|(ino, offset, len)| Op::OneSided { ino, offset, len: len as usize }),
+        4 => (ino(), 0..SPAN / 8).prop_map(|(ino, word)| Op::Atomic { ino, offset: word * 8 }),
         2 => Just(Op::Fill),
         4 => ino().prop_map(|ino| Op::Defragment { ino }),
     ]
@@ -280,6 +286,30 @@ impl World {
                     let end = at + len as u64;
                     expect.written.extend(at..end);
                     expect.resize(end.max(expect.size));
+                }
+            }
+            Op::Atomic { ino, offset } => {
+                let expect = &mut self.files[ino as usize];
+                let (file, bytes) = (storage.file(expect.ino), offset..offset + 8);
+                let stamped: [u8; 8] = stamped(expect.ino, offset, 8).try_into().expect("eight bytes");
+                let there = bytes.clone().map(|at| match expect.written.contains(&at) {
+                    true => stamp(expect.ino, at),
+                    false => 0,
+                });
+                let there: Vec<u8> = there.collect();
+                let old = u64::from_le_bytes(there.try_into().expect("eight bytes"));
+                let operation = FileAtomic::CompareSwap { expect: old, swap: u64::from_le_bytes(stamped) };
+                let may = |_, end| if end > file.size() { Err(Status::NoSuchOffset) } else { Ok(()) };
+                let word = Word { offset, operation };
+                let changed = change_word(files, disk, (&file, FileKey(1)), word, &may);
+                match drive(storage, changed, steps) {
+                    None => return false,
+                    Some(Err(Status::NoSpace)) => {}
+                    Some(Err(Status::NoSuchOffset)) => assert!(bytes.end > expect.size),
+                    Some(changed) => {
+                        assert_eq!(changed.expect("changed").old, old);
+                        expect.written.extend(bytes);
+                    }
                 }
             }
             Op::Defragment { ino } => {

@@ -1,4 +1,4 @@
-//! Granted WRITEs and atomics of two sessions, on real threads, beside cuts, punched holes, evictions, write-back, returned grants and another file that
+//! Granted WRITEs and atomics of two sessions, and atomics by request, on real threads, beside cuts, punched holes, evictions, write-back, returned grants and another file that
 //! takes the pages: counters are exact, no page is torn or another's, and what was written stays where nobody cuts.
 //!
 //! The file has three parts. Its first page has the counters. The *kept* pages are written by their session only, and never cut; the *cut* ones are also
@@ -7,7 +7,9 @@
 use super::grants::{INO, OWNERS, Session, grant};
 use super::harness::{Storage, punch_hole, write};
 use super::records::inode;
-use crate::files::{FileRegion, WriteAt, return_grant, run_fault, truncate, write_back_all};
+use crate::files::{
+    FileRegion, Word, WriteAt, change_word, return_grant, run_fault, truncate, write_back_all,
+};
 use crate::pages::Source;
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rdma::{FileAtomic, FileRead, FileTarget, FileValue, FileWrite, RegionOwner, WcStatus};
@@ -39,6 +41,7 @@ struct World {
     done: [AtomicU64; FILE_PAGES as usize],
     adds: AtomicU64,
     swaps: AtomicU64,
+    by_request: AtomicU64,
     renewed: AtomicU64,
     /// The threads with a bounded number of things to do that are not done.
     running: AtomicUsize,
@@ -107,6 +110,7 @@ impl World {
             done: Default::default(),
             adds: AtomicU64::new(0),
             swaps: AtomicU64::new(0),
+            by_request: AtomicU64::new(0),
             renewed: AtomicU64::new(0),
             running: AtomicUsize::new(3),
             has_cut_all: AtomicBool::new(false),
@@ -163,6 +167,15 @@ impl World {
         self.persist(who, attempt, fault, || false).expect("it does not give up")
     }
 
+    /// The same by a request. In a moment without frames the page is changed on SSD.
+    fn atomic_by_request(&self, who: usize, offset: u64, operation: FileAtomic) -> u64 {
+        let (files, disk, file) = (&self.storage.files, &self.storage.disk, self.file());
+        let changed =
+            change_word(files, disk, (file, self.key(who).1), Word { offset, operation }, &|_, _| Ok(()));
+        self.by_request.fetch_add(1, Ordering::Relaxed);
+        block_on(changed).expect("its page is never cut off").old
+    }
+
     fn key(&self, who: usize) -> (RegionOwner, cuttlefs_common::ids::FileKey) {
         (self.sessions[who].owner, self.sessions[who].opened.filekey)
     }
@@ -195,8 +208,12 @@ impl World {
         while self.goes_on() && (done < changes || !self.has_cut_all.load(Ordering::SeqCst)) {
             done += 1;
             match below(8) {
-                0 | 1 => {
+                0 => {
                     self.atomic(who, ADDED, FileAtomic::FetchAdd { add: 1 });
+                    self.adds.fetch_add(1, Ordering::Relaxed);
+                }
+                1 => {
+                    self.atomic_by_request(who, ADDED, FileAtomic::FetchAdd { add: 1 });
                     self.adds.fetch_add(1, Ordering::Relaxed);
                 }
                 2 => {
@@ -204,7 +221,10 @@ impl World {
                     let mut known = 0;
                     loop {
                         let swap = FileAtomic::CompareSwap { expect: known, swap: known + 1 };
-                        let old = self.atomic(who, SWAPPED, swap);
+                        let old = match below(2) {
+                            0 => self.atomic(who, SWAPPED, swap),
+                            _ => self.atomic_by_request(who, SWAPPED, swap),
+                        };
                         if old == known {
                             break;
                         }
@@ -359,5 +379,6 @@ fn granted_writes_and_atomics_race_with_all_that_takes_pages() {
     let counts = world.storage.pages.figures().counts;
     let renewed = world.renewed.load(Ordering::SeqCst);
     println!("{renewed} renewals, {counts:?}");
+    assert!(world.by_request.load(Ordering::SeqCst) > 100, "no atomic was by request");
     assert!(counts.target_writes > 100 && renewed > 0 && counts.evicted > 0, "nothing raced");
 }

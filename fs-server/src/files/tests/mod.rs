@@ -2,6 +2,7 @@
 
 mod answers;
 mod behind_appends;
+mod change_word;
 mod concurrent;
 mod crash;
 mod defragment;

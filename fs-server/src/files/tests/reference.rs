@@ -4,11 +4,13 @@ use super::harness::Storage;
 use super::harness::{allocate_range, defragment_all, write};
 use super::records::inode;
 use crate::files::write_back::write_back;
-use crate::files::{WriteAt, copy_range, reap, seek, sync, truncate, write_back_all};
+use crate::files::{
+    Word, WordChanged, WriteAt, change_word, copy_range, reap, seek, sync, truncate, write_back_all,
+};
 use crate::pages::Source;
-use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner};
+use cuttlefs_common::rdma::{FileAtomic, FileRead, FileTarget, RegionOwner};
 use cuttlefs_common::rpc::{Allocate, Rights, SeekFor};
 use cuttlefs_common::status::Status;
 use cuttlefs_reference::Contents;
@@ -36,6 +38,8 @@ enum Op {
     Evict { frames: u32 },
     Replace { ino: u64 },
     Defragment { ino: u64 },
+    Add { ino: u64, offset: u64, add: u64 },
+    Swap { ino: u64, offset: u64, hits: bool, swap: u64 },
     Restart,
 }
 
@@ -78,6 +82,10 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (1u32..6).prop_map(|frames| Op::Evict { frames }),
         1 => ino().prop_map(|ino| Op::Replace { ino }),
         3 => ino().prop_map(|ino| Op::Defragment { ino }),
+        4 => (ino(), place(), any::<u64>()).prop_map(|(ino, offset, add)| Op::Add { ino, offset: offset & !7, add }),
+        4 => (ino(), place(), any::<bool>(), 0u64..3).prop_map(
+            |(ino, offset, hits, swap)| Op::Swap { ino, offset: offset & !7, hits, swap }
+        ),
         1 => Just(Op::Restart),
     ]
 }
@@ -219,12 +227,53 @@ impl World {
                 }
                 assert_eq!(storage.meta.attr(inode(ino)), before.0, "times and counters stay");
             }
+            Op::Add { ino, offset, add } => self.atomic(ino, offset, FileAtomic::FetchAdd { add }),
+            Op::Swap { ino, offset, hits, swap } => {
+                let there = self.word(ino, offset);
+                let expect = if hits { there } else { !there };
+                self.atomic(ino, offset, FileAtomic::CompareSwap { expect, swap });
+            }
             Op::Restart => {
                 block_on(write_back_all(files, disk)).expect("durable");
                 let meta = storage.meta.crash(0);
                 self.storage = storage.restart(meta);
             }
         }
+    }
+
+    /// What is at an aligned place, with zeros behind the end.
+    fn word(&self, ino: u64, offset: u64) -> u64 {
+        let mut word = [0; 8];
+        let bytes = self.model[&ino].read(offset, 8);
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    }
+
+    /// An atomic by request.
+    fn atomic(&mut self, ino: u64, offset: u64, operation: FileAtomic) {
+        let (old, free) = (self.word(ino, offset), self.free());
+        let file = self.storage.file(ino);
+        let may = |_, end| if end > file.size() { Err(Status::NoSuchOffset) } else { Ok(()) };
+        let before = self.storage.meta.attr(inode(ino)).expect("live");
+        let word = Word { offset, operation };
+        let (files, disk) = (&*self.storage.files, &self.storage.disk);
+        let done = block_on(change_word(files, disk, (&file, FileKey(1)), word, &may));
+        let after = self.storage.meta.attr(inode(ino)).expect("live");
+        let (new, model) = (operation.apply(old), self.model.get_mut(&ino).expect("model"));
+        if offset + 8 > model.bytes.len() as u64 {
+            assert_eq!(done, Err(Status::NoSuchOffset));
+        } else if new != old && model.missing(offset, offset + 8) > free {
+            assert_eq!(done, Err(Status::NoSpace));
+        } else {
+            let changed = new != old;
+            assert_eq!(done, Ok(WordChanged { old, change: changed.then_some(after.change) }));
+            if changed {
+                model.write(offset, &new.to_le_bytes());
+                assert!(after.change > before.change);
+                return;
+            }
+        }
+        assert_eq!(after, before, "nothing was changed");
     }
 
     /// Compares every file's size, space and bytes in memory with the model, as the NIC engine reads them.
