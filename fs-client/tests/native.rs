@@ -510,11 +510,14 @@ fn same_by_requests(link: &str) {
     grant.renew().expect("nothing to do");
     file.write_at(10, b"write").expect("written");
     assert_eq!(file.append(b"append").expect("appended"), 100);
-    let refused = file.fetch_add(0, 1).expect_err("no such verb");
-    let says_why = refused.to_string().contains(&format!("{link}://"));
-    assert!(matches!(refused, NativeError::Unsupported(_)) && says_why, "{refused}");
+    let word = u64::from_le_bytes([1; 8]);
+    assert_eq!(file.fetch_add(0, 1).expect("added"), word);
+    assert_eq!(file.compare_swap(0, word, 7).expect("not swapped"), word + 1);
     let mut queue = Queue::new(&session, 2).expect("a queue");
-    assert!(matches!(queue.post_fetch_add(1, &file, 0, 1), Err(NativeError::Unsupported(_))));
+    queue.post_compare_swap(1, &file, 0, (word + 1, word + 5)).expect("posted");
+    assert!(matches!(all_of(&mut queue)[&1], Ok(Done::Old(old)) if old == word + 1));
+    queue.post_fetch_add(2, &file, 0, word.wrapping_sub(word + 5)).expect("posted");
+    assert!(matches!(all_of(&mut queue)[&2], Ok(Done::Old(old)) if old == word + 5));
     assert_eq!(server.running.server().files.figures().grants.grants, 0);
     let mut bytes = [0; 106];
     assert_eq!(file.read_at(0, &mut bytes).expect("read"), 106);

@@ -72,6 +72,7 @@ rpc_kinds! {
     "return_grant" => Request::ReturnGrant { .. },
     "changes" => Request::Changes { .. },
     "defragment" => Request::Defragment { .. },
+    "atomic" => Request::Atomic { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

@@ -138,9 +138,10 @@ int cuttlefs_grant_write(cuttlefs_file *file, uint64_t offset, uint64_t len, cut
 int cuttlefs_grant_stands(cuttlefs_grant *grant);
 int cuttlefs_grant_renew(cuttlefs_grant *grant);
 void cuttlefs_grant_free(cuttlefs_grant *grant);
-/* Atomics of a word (little-endian) at a multiple of 8, under a grant: -ENOLCK without one, -ENXIO behind the end of the file, -EOPNOTSUPP over links
- * without such verbs. -ECONNABORTED, of one-sided appends too: the connection broke, and it may be done. old gets what was there; it was swapped if
- * that is expect. An atomic is durable when a later cuttlefs_fsync has returned, also of a file that was opened with O_SYNC. */
+/* Atomics of a word (little-endian) at a multiple of 8, of a file that is open for reading and writing: one-sided under a grant, else by a request, with the
+ * same meaning. -ENXIO behind the end of the file. -ECONNABORTED, of one-sided appends too: the connection or the server was lost, and it may be done. old
+ * gets what was there; it was swapped if that is expect. As a change under a grant it is not kept by this library, and durable when a later cuttlefs_fsync
+ * has returned, or at once in a file that was opened with O_SYNC. */
 int cuttlefs_compare_swap(cuttlefs_file *file, uint64_t offset, uint64_t expect, uint64_t swap, uint64_t *old);
 int cuttlefs_fetch_add(cuttlefs_file *file, uint64_t offset, uint64_t add, uint64_t *old);
 

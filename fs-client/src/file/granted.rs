@@ -1,7 +1,6 @@
 //! File regions, what `native` has of them beside [`Volume`](super::volume::Volume): ranges that are bound for others, files that are opened by their keys,
 //! write grants, and one-sided changes under these (docs/file-regions.md).
 
-use super::grants::Permit;
 use super::handles::HandleState;
 use super::remote::{RemoteVolume, unless_fenced};
 use super::replies::{done, unexpected};
@@ -50,7 +49,7 @@ impl Reach {
     pub(crate) fn of(change: &Change<'_>) -> Self {
         match *change {
             Change::Write { offset, bytes } => Self::range(offset, bytes.len()),
-            Change::CompareSwap { offset, .. } | Change::FetchAdd { offset, .. } => Self::range(offset, 8),
+            Change::Word { offset, .. } => Self::range(offset, 8),
             Change::Append { .. } => Self::End,
         }
     }
@@ -170,11 +169,11 @@ impl RemoteVolume {
         Ok(self.session.unsynced().losses().tell(ino, &state.losses_told))
     }
 
-    /// Whether files can be changed one-sidedly over this link, and whether this server gives grants for that: one whose pages come back as magic does.
-    pub(crate) fn changes_one_sidedly(&self) -> (bool, bool) {
+    /// Whether files can be changed one-sidedly: over this link, and by this server, which gives grants if its pages come back as magic.
+    pub(crate) fn changes_one_sidedly(&self) -> bool {
         let gives = |attached: &Attached| attached.one_sided == OneSidedReads::Magic;
         let gives = self.session.look().is_some_and(|attachment| gives(&attachment.attached));
-        (self.session.target_translates(), gives)
+        self.session.target_translates() && gives
     }
 
     /// Asks for a write grant. `false`: the open file holds one of a part of the range.
@@ -306,7 +305,7 @@ impl RemoteVolume {
         }
         let filekey = state.file().filekey();
         let may = match reach {
-            Reach::Range { offset, end } => state.grants.permits(filekey, offset, end) == Permit::Granted,
+            Reach::Range { offset, end } => state.grants.permits(filekey, offset, end),
             Reach::End => state.grants.permit_appends(filekey),
         };
         let session = attachment.attached.session;

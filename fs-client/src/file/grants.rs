@@ -61,17 +61,6 @@ pub(crate) struct HeldGrants {
     returning: Mutex<()>,
 }
 
-/// Whether a range may be changed one-sidedly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Permit {
-    /// It may, as far as is known.
-    Granted,
-    /// It is granted, but ends behind the known end of the file.
-    PastEnd,
-    /// It is not granted.
-    NotGranted,
-}
-
 impl State {
     fn covers(&self, key: FileKey, offset: u64, end: u64) -> bool {
         let mut at = offset;
@@ -174,14 +163,10 @@ impl HeldGrants {
         lost.map(|(offset, held)| (*offset, held.end)).collect()
     }
 
-    /// Whether this filekey may overwrite a range.
-    pub(crate) fn permits(&self, key: FileKey, offset: u64, end: u64) -> Permit {
+    /// Whether this filekey may overwrite a range, as far as is known: it is granted, and before the known end of the file.
+    pub(crate) fn permits(&self, key: FileKey, offset: u64, end: u64) -> bool {
         let state = self.state.lock();
-        match state.covers(key, offset, end) {
-            false => Permit::NotGranted,
-            true if end > state.known_len => Permit::PastEnd,
-            true => Permit::Granted,
-        }
+        state.covers(key, offset, end) && end <= state.known_len
     }
 
     /// Whether this filekey may append: any grant permits that.
@@ -238,32 +223,28 @@ mod tests {
         for (offset, end) in [(0, 1), (99, 101), (50, 350), (399, 500)] {
             assert!(!grants.want(offset, end), "{offset} {end}");
         }
-        assert_eq!(grants.permits(KEY, 0, 10), Permit::NotGranted, "not given yet");
+        assert!(!grants.permits(KEY, 0, 10), "not given yet");
         assert_eq!(grants.lost(KEY, NOW), []);
         [0, 100, 300].iter().for_each(|offset| grants.given(*offset, KEY, 150));
-        assert_eq!(grants.permits(KEY, 50, 150), Permit::Granted);
-        assert_eq!(grants.permits(KEY, 50, 151), Permit::PastEnd);
+        assert!(grants.permits(KEY, 50, 150));
+        assert!(!grants.permits(KEY, 50, 151));
         grants.note_len(400);
         grants.note_len(350);
-        assert_eq!(grants.permits(KEY, 300, 400), Permit::Granted);
-        assert_eq!(grants.permits(KEY, 199, 301), Permit::NotGranted);
-        assert_eq!(grants.permits(NEXT, 0, 1), Permit::NotGranted);
+        assert!(grants.permits(KEY, 300, 400));
+        assert!(!grants.permits(KEY, 199, 301));
+        assert!(!grants.permits(NEXT, 0, 1));
         assert!(grants.permit_appends(KEY) && !grants.permit_appends(NEXT));
         grants.refused(KEY, NEXT, 0, 400);
-        assert_eq!(
-            grants.permits(KEY, 0, 101),
-            Permit::Granted,
-            "the filekey was refused, and not the grant"
-        );
+        assert!(grants.permits(KEY, 0, 101), "the filekey was refused, and not the grant");
         grants.refused(KEY, KEY, 150, 160);
-        assert_eq!(grants.permits(KEY, 0, 101), Permit::NotGranted);
+        assert!(!grants.permits(KEY, 0, 101));
         assert!(grants.stands(0, KEY) && !grants.stands(100, KEY) && grants.stands(300, KEY));
         assert_eq!(grants.lost(NEXT, NOW), [(0, 100), (300, 400)]);
         grants.given(0, NEXT, 400);
-        assert_eq!(grants.permits(NEXT, 0, 100), Permit::Granted);
+        assert!(grants.permits(NEXT, 0, 100));
         // What is given back blocks its range until the server knows.
         assert!(grants.leave(0) && !grants.leave(0) && !grants.leave(50));
-        assert_eq!(grants.permits(NEXT, 0, 100), Permit::NotGranted);
+        assert!(!grants.permits(NEXT, 0, 100));
         assert!(!grants.want(50, 60));
         grants.given(0, NEXT, 400);
         assert_eq!(grants.leaving(99, 400), [(0, 100, NEXT)]);

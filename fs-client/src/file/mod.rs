@@ -2,6 +2,7 @@
 //!
 //! `volume` is the interface for the FUSE edge, `remote` its implementation over a session. Nothing here repeats a request: the session does.
 
+mod atomic;
 mod copy;
 mod defragment;
 mod direct;
@@ -18,6 +19,5 @@ mod write;
 
 pub use defragment::Moved;
 pub(crate) use granted::{OneSidedChange, Reach};
-pub(crate) use grants::Permit;
 pub(crate) use handles::HandleState;
 pub use remote::RemoteVolume;

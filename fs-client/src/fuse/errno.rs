@@ -12,6 +12,8 @@ pub(super) fn of(error: &FsError) -> Errno {
         // Not ENOTCONN: the kernel returns that when this process has died, and people act on it.
         FsError::ShutDown => Errno::ESHUTDOWN,
         FsError::Interrupted => Errno::EINTR,
+        // No operation of a mount has this.
+        FsError::MayBeDone => Errno::EIO,
     }
 }
 

@@ -109,23 +109,15 @@ pub enum NativeError {
     /// The open file holds a write grant of a part of the range.
     #[error("this open file has a write grant of a part of the range already; drop that first")]
     GrantOverlaps,
-    /// There is no write grant of the range: none was asked for, or it has ended.
-    #[error(
-        "there is no write grant of this range: it was not asked for, or it has ended because the file was cut or punched there, or its key or right ended; ask for it (again): a refusal says why"
-    )]
-    NotGranted,
     /// An atomic at a place that is no multiple of 8.
     #[error("an atomic is of eight bytes at a multiple of 8")]
     Unaligned,
     /// An atomic behind the end of the file.
     #[error("an atomic is of bytes that the file has; make it longer first")]
     PastEnd,
-    /// It cannot be done here.
-    #[error("{0}")]
-    Unsupported(&'static str),
-    /// The connection broke under an append or an atomic: it may be done, and nobody can tell.
+    /// The connection broke under a one-sided append or atomic, or the server was lost under an atomic by request: it may be done, and nobody can tell.
     #[error(
-        "the connection broke while it was done one-sidedly, so it may be done or not; look at the file, or write by requests (without a grant), which are done once"
+        "the connection or the server was lost before the answer came, so the change may be done or not; look at the file before you make it again"
     )]
     MayBeDone,
     /// Bytes that were written and not synced are lost with a killed server. Told once to each open file.
@@ -144,6 +136,7 @@ impl From<FsError> for NativeError {
             FsError::Server(Status::Stale | Status::SessionExpired) | FsError::BadHandle => Self::FileLost,
             FsError::Server(status) => Self::Server(status),
             FsError::ShutDown => Self::Closed,
+            FsError::MayBeDone => Self::MayBeDone,
             // The caller gave the request up before it was sent.
             FsError::Interrupted => Self::Deadline { waited: Duration::ZERO, may_be_done: false },
         }

@@ -1,28 +1,23 @@
 //! Write grants, and changes under them past the server's workers (docs/native.md).
 //!
-//! A file's writes and appends go one-sidedly where a grant of the file permits that, and as requests where none does: a program need not care. Atomics
-//! exist under a grant only.
+//! A file's writes, appends and atomics (`atomic`) go one-sidedly where a grant of the file permits that, and as requests where none does: a program need
+//! not care.
 
 use super::session::Opened;
 use super::{File, NativeError};
-use crate::file::volume::{Caller, FsError, Volume, WriteHow};
-use crate::file::{OneSidedChange, Permit};
+use crate::file::OneSidedChange;
+use crate::file::volume::{Caller, FsError, WriteHow};
 use crate::transport::Change;
 use cuttlefs_common::status::Status;
 use std::ops::Range;
 
 /// The most bytes of one grant. Neighbouring grants of an open file are as one.
 pub const GRANT_MAX_BYTES: u64 = 64 << 20;
-/// How often an atomic is tried whose lane was in another session than the file.
-const ATTEMPTS: usize = 100;
-
-const NO_VERBS: &str = "atomics on files need a server's RNIC that has such verbs: over tcp:// and unix:// they exist, over shm:// and rdma:// they do not; connect by one of those, or take turns by a lock of a mount";
-const NO_GRANTS: &str = "the server gives no write grants under its region policy; atomics on files need one (cuttlefsd without --policy)";
 
 /// A write grant of a range of an open file. It is given back when it is dropped; the open file goes on.
 ///
 /// While it stands, the pages of the range stay in the server's memory. Over a link without one-sided changes, and where the server gives none, it is
-/// an empty promise ([`Self::is_one_sided`]): writes and appends go as requests, with the same meaning.
+/// an empty promise ([`Self::is_one_sided`]): changes go as requests, with the same meaning.
 #[must_use = "a grant is given back when it is dropped"]
 pub struct Grant {
     file: File,
@@ -125,7 +120,7 @@ impl File {
         self.opened().check_range(offset, len as usize)?;
         let end = offset.checked_add(len).ok_or(NativeError::Server(Status::TooLarge))?;
         let file = self.opened().clone();
-        let is_one_sided = self.session().volume().changes_one_sidedly() == (true, true)
+        let is_one_sided = self.session().volume().changes_one_sidedly()
             && self.session().run(move |volume, caller| {
                 match volume.grant_write(caller, &file.state, offset, end) {
                     Ok(true) => Ok(true),
@@ -135,52 +130,6 @@ impl File {
                 }
             })?;
         Ok(Grant { file: self.clone(), range: offset..end, is_one_sided })
-    }
-
-    /// Stores `swap` in the word (little-endian) at `offset`, a multiple of 8, if `expect` is there. Returns what was there: it was swapped if that is
-    /// `expect`. Atomic among all one-sided changes, and all writes by requests.
-    ///
-    /// # Errors
-    /// `NotGranted`, `Unaligned`, `PastEnd`, `Unsupported` (the text says why), `MayBeDone`; as [`Self::write_at`], with nothing done.
-    pub fn compare_swap(&self, offset: u64, expect: u64, swap: u64) -> Result<u64, NativeError> {
-        self.atomic(Change::CompareSwap { offset, expect, swap })
-    }
-
-    /// Adds to the word (little-endian, wrapping around) at `offset`, a multiple of 8. Returns what was there.
-    ///
-    /// # Errors
-    /// As [`Self::compare_swap`].
-    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, NativeError> {
-        self.atomic(Change::FetchAdd { offset, add })
-    }
-
-    fn atomic(&self, change: Change<'static>) -> Result<u64, NativeError> {
-        self.check_atomic(place(&change))?;
-        let file = self.opened().clone();
-        self.session().run(move |_, caller| file.atomic(caller, change))
-    }
-
-    /// Whether an atomic could be done at this place at all.
-    pub(super) fn check_atomic(&self, offset: u64) -> Result<(), NativeError> {
-        self.check(true)?;
-        if !offset.is_multiple_of(8) {
-            return Err(NativeError::Unaligned);
-        }
-        self.opened().check_range(offset, 8)?;
-        match self.session().volume().changes_one_sidedly() {
-            (false, _) => Err(NativeError::Unsupported(NO_VERBS)),
-            (true, false) => Err(NativeError::Unsupported(NO_GRANTS)),
-            (true, true) => Ok(()),
-        }
-    }
-}
-
-fn place(change: &Change<'_>) -> u64 {
-    match *change {
-        Change::Write { offset, .. }
-        | Change::CompareSwap { offset, .. }
-        | Change::FetchAdd { offset, .. } => offset,
-        Change::Append { .. } => 0,
     }
 }
 
@@ -204,36 +153,5 @@ impl Opened {
             OneSidedChange::MayBeDone if how.append => Err(NativeError::MayBeDone),
             OneSidedChange::MayBeDone | OneSidedChange::NotDone => Ok(None),
         }
-    }
-
-    /// Does an atomic. Waits while the server is away, unless the atomic may be done.
-    pub(super) fn atomic(&self, caller: &Caller, change: Change<'_>) -> Result<u64, NativeError> {
-        let (volume, state) = (self.volume(), &self.state);
-        let offset = place(&change);
-        for _ in 0..ATTEMPTS {
-            volume.renew_lost(caller, state).map_err(|error| self.explained(error))?;
-            match state.grants.permits(state.file().filekey(), offset, offset.saturating_add(8)) {
-                Permit::NotGranted if volume.lost_grants(state).is_empty() => {
-                    return Err(NativeError::NotGranted);
-                }
-                Permit::NotGranted => continue,
-                Permit::PastEnd => {
-                    let len = volume.get_attr(caller, state.file().ino())?.size;
-                    if offset.saturating_add(8) > len {
-                        return Err(NativeError::PastEnd);
-                    }
-                    state.grants.note_len(len);
-                }
-                Permit::Granted => {}
-            }
-            match volume.change_granted(state, change)? {
-                OneSidedChange::Done(old) => return Ok(old),
-                OneSidedChange::NoSpace => return Err(NativeError::Server(Status::NoSpace)),
-                OneSidedChange::MayBeDone => return Err(NativeError::MayBeDone),
-                // Refused, and the grant with it; or the lane is in another session, and the next one makes it good.
-                OneSidedChange::NotDone => {}
-            }
-        }
-        Err(NativeError::NotGranted)
     }
 }

@@ -3,11 +3,12 @@
 //! A `Session` is what a mount has: lanes to the server, open files, copies of unsynced changes. Names are walked by `walk`. A `File` reads and
 //! writes at offsets; a `Queue` has many such requests under way at once, into `Buffer`s that are registered once. `Calls` are the threads for
 //! requests that wait for the server: those of queues, and those whose caller has named a deadline. `regions` has ranges of files that are handed
-//! over by keys; `grant` write grants, and one-sided changes under them.
+//! over by keys; `grant` write grants, and one-sided changes under them; `atomic` atomics on words of files.
 //!
 //! # Failure
 //! While the server is away, requests wait; with a deadline, that long. Then the error is `NativeError::Deadline`, and the request may still be done.
 
+mod atomic;
 mod buffer;
 mod calls;
 mod defragment;

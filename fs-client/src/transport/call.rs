@@ -51,18 +51,47 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         build: impl Fn(&DataBuffer) -> Request<'r>,
         take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
+        self.call_where(caller, build, take, false)
+    }
+
+    /// As `call`, for a request that the next server may not do if this one has done it, and of which that server would not know. It is sent again in its
+    /// session only, whose slot remembers the answer. If the session is over, it is given up: `MayBeDone`.
+    pub(crate) fn call_in_one_session<'r, T>(
+        &mut self,
+        caller: &Caller,
+        build: impl Fn(&DataBuffer) -> Request<'r>,
+        take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        self.call_where(caller, build, take, true)
+    }
+
+    fn call_where<'r, T>(
+        &mut self,
+        caller: &Caller,
+        build: impl Fn(&DataBuffer) -> Request<'r>,
+        take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
+        in_one_session: bool,
+    ) -> Result<T, FsError> {
         let link = self.session.link();
         let buffer = self.data();
         // Dropped after `_asking`: no recovery may run between an answer that opens a file or binds a range and the moment at which that is noted.
         let mut _in_session = None;
         let _asking = link.note_asking(self.lane.slot, self.lane.seq);
         let mut was_sent = false;
+        // The session whose server may have done the request.
+        let mut may_be_done_in = None;
         loop {
             if !was_sent && interrupt::is_interrupted() {
                 return Err(FsError::Interrupted);
             }
             self.lane.ensure(self.session, !was_sent)?;
+            if in_one_session && may_be_done_in.is_some_and(|session| session != self.session_number()) {
+                // Its number may be used up. The slot is fresh in this session, and takes any.
+                self.lane.seq += 1;
+                return Err(FsError::MayBeDone);
+            }
             let request = build(&buffer);
+            let is_first = may_be_done_in.replace(self.session_number()).is_none();
             was_sent = true;
             let numbered = !request.needs_no_slot();
             let place = match numbered {
@@ -71,7 +100,12 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
             };
             match self.lane.exchange(link, caller, &request, place) {
                 // The server has not looked at the request, so its number stays: it may have been done before the session ended.
-                Ok(Ok(ReplyHeader { result: Err(Status::SessionExpired), .. })) => self.lane.disconnect(),
+                Ok(Ok(ReplyHeader { result: Err(Status::SessionExpired), .. })) => {
+                    if is_first {
+                        may_be_done_in = None;
+                    }
+                    self.lane.disconnect();
+                }
                 // The server has not looked at this request either: it is still at the one before, which came to it twice and changed nothing, so
                 // that it runs again. The number must stay, or no later number would fit. Pause, so as not to loop at full speed.
                 Ok(Ok(ReplyHeader { result: Err(Status::BadSequence), .. })) => {

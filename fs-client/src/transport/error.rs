@@ -14,6 +14,9 @@ pub enum FsError {
     /// The mount is ending, or the session was ended for good.
     #[error("the mount is shutting down")]
     ShutDown,
+    /// A request that must not be done twice was sent to a server that is gone, or in a session that is over: it may be done.
+    #[error("the server or the session was lost before the answer came")]
+    MayBeDone,
     /// The caller does not want to wait any more, and nothing was done.
     #[error("who asked does not wait any more")]
     Interrupted,

@@ -4,7 +4,7 @@ use super::exchange::Broken;
 use super::lane::{DATA_LEN, DATA_OFFSET, MAX_RUNS, PROOFS_OFFSET};
 use super::{Attach, FsError, LaneGuard};
 use cuttlefs_common::ids::FileKey;
-use cuttlefs_common::rdma::{Completion, CompletionKind, Remote, SendOp, SendWr, WcStatus, WrId};
+use cuttlefs_common::rdma::{Completion, CompletionKind, FileAtomic, Remote, SendOp, SendWr, WcStatus, WrId};
 
 /// The place in a lane's memory where the bytes of a READ land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +33,8 @@ pub(crate) enum Change<'b> {
     Write { offset: u64, bytes: &'b [u8] },
     /// Places bytes at the end, at most `MAX_TRANSFER_BYTES`.
     Append { bytes: &'b [u8] },
-    /// A compare-swap of an aligned word.
-    CompareSwap { offset: u64, expect: u64, swap: u64 },
-    /// A fetch-add of an aligned word.
-    FetchAdd { offset: u64, add: u64 },
+    /// An atomic of an aligned word.
+    Word { offset: u64, operation: FileAtomic },
 }
 
 /// What came of a change.
@@ -161,10 +159,12 @@ impl<S: Attach> LaneGuard<'_, S> {
                 memory.write(DATA_OFFSET, bytes);
                 (SendOp::Append { filekey, placed: value }, sge(DATA_OFFSET, bytes.len()))
             }
-            Change::CompareSwap { offset, expect, swap } => {
+            Change::Word { offset, operation: FileAtomic::CompareSwap { expect, swap } } => {
                 (SendOp::CompareSwap { remote: remote(offset), expect, swap }, value)
             }
-            Change::FetchAdd { offset, add } => (SendOp::FetchAdd { remote: remote(offset), add }, value),
+            Change::Word { offset, operation: FileAtomic::FetchAdd { add } } => {
+                (SendOp::FetchAdd { remote: remote(offset), add }, value)
+            }
         };
         let kind = op.kind();
         if self.lane.post(&[SendWr { wr_id: WrId(0), op, local: local.into(), signaled: true }]).is_err() {

@@ -18,7 +18,7 @@ pub(super) fn until_one_sided(server: &Server, queue: &mut Queue, file: &File, b
     }
 }
 
-fn one_sided_counts(server: &Server) -> (u64, u64) {
+pub(super) fn one_sided_counts(server: &Server) -> (u64, u64) {
     let counts = server.running.server().files.pages().figures().counts;
     (counts.target_appends, counts.target_atomics)
 }
@@ -163,15 +163,22 @@ fn what_a_grant_is_not_for_is_refused_and_harms_nobody() {
     assert!(matches!(file.grant_write(0, 0), Err(NativeError::GrantLength { .. })));
     assert!(matches!(file.grant_write(0, GRANT_MAX_BYTES + 1), Err(NativeError::GrantLength { .. })));
     assert_eq!(status(file.grant_write(0, GRANT_MAX_BYTES)), Status::Busy, "more than there are frames");
-    assert!(matches!(file.fetch_add(0, 1), Err(NativeError::NotGranted)));
+    let by_request = |file: &File, offset| {
+        let before = one_sided_counts(&server).1;
+        file.fetch_add(offset, 1).expect("by request");
+        assert_eq!(one_sided_counts(&server).1, before, "nothing is granted");
+    };
+    by_request(&file, 0);
     let grant = file.grant_write(0, PAGE as u64).expect("granted");
     assert!(matches!(file.grant_write(PAGE as u64 - 1, 10), Err(NativeError::GrantOverlaps)));
     assert!(matches!(file.fetch_add(4, 1), Err(NativeError::Unaligned)));
-    assert!(matches!(file.fetch_add(PAGE as u64, 1), Err(NativeError::NotGranted)));
-    assert_eq!(file.fetch_add(0, 1).expect("granted"), u64::from_le_bytes([1; 8]));
+    by_request(&file, PAGE as u64);
+    let before = one_sided_counts(&server).1;
+    assert_eq!(file.fetch_add(0, 1).expect("granted"), u64::from_le_bytes([1; 8]) + 1);
+    assert_eq!(one_sided_counts(&server).1, before + 1);
     // Another open of the same file has grants of its own.
     let other = session.open("file", OpenOptions::READ_WRITE).expect("opened");
-    assert!(matches!(other.fetch_add(0, 1), Err(NativeError::NotGranted)));
+    by_request(&other, 0);
     let beside = other.grant_write(0, PAGE as u64).expect("granted");
     assert_eq!(other.fetch_add(8, 1).expect("granted"), u64::from_le_bytes([1; 8]));
     drop(beside);
@@ -181,14 +188,14 @@ fn what_a_grant_is_not_for_is_refused_and_harms_nobody() {
         other.fetch_add(PAGE as u64, 1).expect("granted");
         drop(wide);
     }
-    assert!(matches!(other.fetch_add(8, 1), Err(NativeError::NotGranted)));
+    by_request(&other, 8);
     let behind = file.grant_write(2 * PAGE as u64, 4 * PAGE as u64).expect("behind the end");
     assert!(matches!(file.fetch_add(3 * PAGE as u64, 1), Err(NativeError::PastEnd)));
     file.set_len(4 * PAGE as u64).expect("extended");
     assert_eq!(file.fetch_add(3 * PAGE as u64, 5).expect("granted"), 0);
     behind.give_back().expect("given back");
     grant.give_back().expect("given back");
-    assert!(matches!(file.fetch_add(0, 1), Err(NativeError::NotGranted)));
+    by_request(&file, 0);
     drop(other);
     let since = Instant::now();
     while server.running.server().files.figures().grants.grants > 0 {
@@ -218,10 +225,10 @@ fn a_grant_that_others_end_is_told_and_what_can_go_by_requests_goes() {
         let ends = all_of(&mut queue);
         assert_eq!(done(&ends, 1), Done::Written { offset: 100, len: 100 });
         assert_eq!(done(&ends, 2), Done::Written { offset: 2 * PAGE as u64, len: 100 });
-        assert!(matches!(ends[&3], Err(NativeError::NotGranted)), "{:?}", ends[&3]);
+        assert_eq!(done(&ends, 3), Done::Old(u64::from_le_bytes([1; 8])));
         assert_eq!(done(&ends, 4), Done::Read(100));
         assert!(!grant.stands());
-        assert!(matches!(file.fetch_add(8, 1), Err(NativeError::NotGranted)));
+        assert_eq!(file.fetch_add(16, 1).expect("by request"), u64::from_le_bytes([1; 8]));
         file.write_at(0, b"by request").expect("written");
         assert_eq!(read(&theirs, 0, 10).expect("read"), b"by request");
         grant.renew().expect("granted again");
@@ -253,7 +260,7 @@ fn an_immutable_file_is_not_written_by_those_who_have_it_open() {
             assert_eq!(status(file.write_at(0, b"no")), Status::NotPermitted);
         }
         assert_eq!(status(file.append(b"no")), Status::NotPermitted);
-        assert!(matches!(file.fetch_add(8, 1), Err(NativeError::NotGranted)));
+        assert_eq!(status(file.fetch_add(8, 1)), Status::NotPermitted);
         assert_eq!(status(grant.renew()), Status::NotPermitted);
         assert_eq!(read(&file, 0, PAGE).expect("read"), before);
         assert_eq!(file.len().expect("length"), 2 * PAGE as u64);
@@ -264,16 +271,19 @@ fn an_immutable_file_is_not_written_by_those_who_have_it_open() {
     }
 }
 
-/// An atomic is not durable before the next sync, whatever the open file is.
 #[test]
-fn synchronous_writes_are_requests() {
+fn synchronous_changes_are_requests() {
     let server = Server::new(256);
     let session = server.connect("tcp");
     let file = session.open("file", OpenOptions { sync: true, ..OpenOptions::CREATE }).expect("made");
     file.write_at(0, &[1; 100]).expect("written");
     let _grant = file.grant_write(0, 1000).expect("granted");
-    let before = server.requests();
+    let (before, atomics) = (server.requests(), one_sided_counts(&server).1);
     file.write_at(0, b"durable").expect("written");
     assert!(server.requests() > before, "a one-sided write is not durable");
-    file.fetch_add(0, 1).expect("granted");
+    file.fetch_add(0, 1).expect("added");
+    let mut queue = Queue::new(&session, 1).expect("a queue");
+    queue.post_fetch_add(1, &file, 0, 1).expect("posted");
+    assert!(matches!(done(&all_of(&mut queue), 1), Done::Old(_)));
+    assert_eq!(one_sided_counts(&server).1, atomics, "a one-sided atomic is not durable");
 }

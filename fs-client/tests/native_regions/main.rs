@@ -1,6 +1,7 @@
 //! The native API's file regions against a real server: keys that are handed over, write grants, one-sided changes, moves of pages, and what a kill does to
 //! all of them.
 
+mod atomics;
 mod grants;
 #[path = "../killed/mod.rs"]
 mod killed;
@@ -22,7 +23,7 @@ use cuttlefs_common::attr::{InodeFlags, SetAttr};
 use cuttlefs_common::ids::TraceId;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_server::pages::Hotspots;
-use cuttlefs_server::pages::policy::RegionPolicy;
+use cuttlefs_server::pages::policy::{PolicyName, RegionPolicy};
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::serve::RunningServer;
 use serving::Serve;

@@ -73,8 +73,7 @@ struct Side {
     file: File,
     queue: Queue,
     buffer: Buffer,
-    /// What the server grants this side, whether the side knows it or not.
-    granted: Vec<(Grant, bool)>,
+    granted: Vec<Grant>,
 }
 
 impl Side {
@@ -82,13 +81,6 @@ impl Side {
         let queue = Queue::new(&session, 4).expect("a queue");
         let buffer = Buffer::new(&session, SPAN as usize).expect("memory");
         Self { session, file, queue, buffer, granted: Vec::new() }
-    }
-
-    fn covers(&self, offset: u64, end: u64) -> bool {
-        let has = |byte: &u64| {
-            self.granted.iter().any(|(grant, is_there)| *is_there && grant.range().contains(byte))
-        };
-        (offset..end).all(|byte| has(&byte))
     }
 }
 
@@ -125,17 +117,15 @@ impl Walk {
         u64::from_le_bytes(word)
     }
 
-    /// Whether an atomic could be done, and whether it was.
-    fn atomic(&mut self, is_owner: bool, offset: u64, outcome: Result<u64, NativeError>, new: u64) {
-        let side = if is_owner { &self.owner } else { &self.holder };
-        let (is_granted, is_before_end) = (side.covers(offset, offset + 8), offset + 8 <= self.model.size());
+    /// Whether an atomic could be done, granted or not, and whether it was.
+    fn atomic(&mut self, offset: u64, outcome: Result<u64, NativeError>, new: u64) {
+        let is_before_end = offset + 8 <= self.model.size();
         match outcome {
             Ok(old) => {
-                assert!(is_granted && is_before_end, "it could not be done");
+                assert!(is_before_end, "it could not be done");
                 assert_eq!(old, self.word(offset));
                 self.model.write(offset, &new.to_le_bytes());
             }
-            Err(NativeError::NotGranted) => assert!(!is_granted),
             Err(NativeError::PastEnd) => assert!(!is_before_end),
             Err(error) => panic!("{error}"),
         }
@@ -149,11 +139,11 @@ impl Walk {
                 let range = offset..offset + len;
                 let overlaps =
                     |grant: &Grant| grant.range().start < range.end && range.start < grant.range().end;
-                let overlaps = side.granted.iter().any(|(grant, _)| overlaps(grant));
+                let overlaps = side.granted.iter().any(overlaps);
                 match side.file.grant_write(offset, len) {
                     Ok(grant) => {
                         assert!(!overlaps);
-                        side.granted.push((grant, true));
+                        side.granted.push(grant);
                     }
                     Err(NativeError::GrantOverlaps) => assert!(overlaps),
                     // Both sides have the same address, which has a share.
@@ -197,23 +187,18 @@ impl Walk {
             Step::Add { offset, add } => {
                 let side = if is_owner { &self.owner } else { &self.holder };
                 let outcome = side.file.fetch_add(offset, add);
-                self.atomic(is_owner, offset, outcome, self.word(offset).wrapping_add(add));
+                self.atomic(offset, outcome, self.word(offset).wrapping_add(add));
             }
             Step::Swap { offset, hits } => {
                 let (old, new) = (self.word(offset), self.salt);
                 let expect = if hits { old } else { !old };
                 let side = if is_owner { &self.owner } else { &self.holder };
                 let outcome = side.file.compare_swap(offset, expect, new);
-                self.atomic(is_owner, offset, outcome, if hits { new } else { old });
+                self.atomic(offset, outcome, if hits { new } else { old });
             }
             Step::Cut { len } => {
                 self.owner.file.set_len(len).expect("cut");
                 self.model.truncate(len);
-                if len < size {
-                    let both = self.owner.granted.iter_mut().chain(&mut self.holder.granted);
-                    both.filter(|(grant, _)| grant.range().end > len)
-                        .for_each(|(_, is_there)| *is_there = false);
-                }
             }
             Step::Sync => {
                 let side = if is_owner { &self.owner } else { &self.holder };

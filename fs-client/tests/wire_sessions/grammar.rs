@@ -4,6 +4,7 @@ use crate::dice::Dice;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rdma::FileAtomic;
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
     Allocate, NewNode, OpenBy, OpenTicket, Payload, Reclaim, ReclaimLock, RegionKey, RemoteBuffer,
@@ -33,7 +34,7 @@ kinds! {
     Attach, Heartbeat, Detach, Reclaim, Lookup, GetAttr, SetAttr, Make, Create, Link, Unlink, Rmdir, Rename, ReadLink, ReadDir,
     Open, Close, Layout, Fetch, Write, Sync, Allocate, Seek, CopyRange, GetXattr, ListXattr, SetXattr, RemoveXattr, StatFs,
     Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, Restore,
-    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant, Changes, Defragment,
+    CreateNameless, Bind, BindAgain, Unbind, OpenRegion, GrantWrite, ReturnGrant, Changes, Defragment, Atomic,
 }
 
 impl Kind {
@@ -78,6 +79,7 @@ impl Kind {
             K::Restore => matches!(reply, R::Restored { .. }),
             K::Changes => matches!(reply, R::Changes(_)),
             K::Defragment => matches!(reply, R::Moved { .. }),
+            K::Atomic => matches!(reply, R::Old(_)),
         }
     }
 }
@@ -381,6 +383,15 @@ impl Grammar<'_> {
             Kind::Defragment => {
                 let first_page = FilePage(if dice.chance(50) { 0 } else { dice.edge() });
                 Request::Defragment { filekey: self.filekey(), first_page }
+            }
+            Kind::Atomic => {
+                let operation = match dice.chance(50) {
+                    true => FileAtomic::CompareSwap { expect: dice.edge(), swap: dice.edge() },
+                    false => FileAtomic::FetchAdd { add: dice.edge() },
+                };
+                // Most at places where there can be a word.
+                let offset = if dice.chance(80) { dice.offset() & !7 } else { dice.offset() };
+                Request::Atomic { filekey: self.filekey(), offset, operation, durable: dice.chance(20) }
             }
         };
         let mut body = vec![0; 64 << 10];

@@ -26,7 +26,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the RPC protocol. 1: the first. 5: locks. 7: no rings. 10: windows of pages. 11: file regions that are handed over, write grants.
-pub const PROTOCOL_VERSION: u16 = 13;
+/// 14: atomics by request.
+pub const PROTOCOL_VERSION: u16 = 14;
 /// Bytes of either header.
 pub const HEADER_LEN: usize = 48;
 const REQUEST_MAGIC: [u8; 4] = *b"CFRQ";
@@ -254,7 +255,7 @@ mod tests {
     fn golden_request_header() {
         let mut expected = Vec::new();
         expected.extend_from_slice(b"CFRQ");
-        expected.extend_from_slice(&[13, 0, 2, 0]); // version, slot
+        expected.extend_from_slice(&[14, 0, 2, 0]); // version, slot
         expected.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]); // length, reserved
         expected.extend_from_slice(&3u64.to_le_bytes()); // seq
         expected.extend_from_slice(&4u64.to_le_bytes()); // trace
@@ -272,7 +273,7 @@ mod tests {
             ReplyHeader { slot: SlotIndex(2), seq: 3, trace: TraceId(4), result: Err(Status::Exists) };
         let mut expected = Vec::new();
         expected.extend_from_slice(b"CFRP");
-        expected.extend_from_slice(&[13, 0, 2, 0, 0, 0, 0, 0]); // version, slot, length
+        expected.extend_from_slice(&[14, 0, 2, 0, 0, 0, 0, 0]); // version, slot, length
         expected.extend_from_slice(&[2, 0, 0, 0]); // status: Exists
         expected.extend_from_slice(&3u64.to_le_bytes());
         expected.extend_from_slice(&4u64.to_le_bytes());

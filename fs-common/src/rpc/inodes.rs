@@ -62,6 +62,7 @@ impl Request<'_> {
             | Request::GrantWrite { .. }
             | Request::ReturnGrant { .. }
             | Request::Defragment { .. }
+            | Request::Atomic { .. }
             | Request::StatFs
             | Request::Status => {}
         }
@@ -100,6 +101,7 @@ impl Reply<'_> {
             | Reply::Bound(_)
             | Reply::Changes(_)
             | Reply::Moved { .. }
+            | Reply::Old(_)
             | Reply::Status(_) => {}
         }
     }

@@ -204,6 +204,8 @@ pub enum Reply<'a> {
         /// The page at which the next step begins; `None`: that was the last one.
         next: Option<FilePage>,
     },
+    /// Atomic: the word that was there before.
+    Old(u64),
 }
 
 impl<'a> Reply<'a> {

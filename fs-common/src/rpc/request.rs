@@ -14,6 +14,7 @@ use crate::attr::SetAttr;
 use crate::ids::{FileKey, FilePage, InodeNo};
 use crate::locks::{Lock, LockOwner, LockRange, LockSpace, WaitId};
 use crate::memory::SharedMemory;
+use crate::rdma::FileAtomic;
 use crate::region::PageSet;
 use serde::{Deserialize, Serialize};
 
@@ -388,6 +389,17 @@ pub enum Request<'a> {
         filekey: FileKey,
         /// The page to begin at: 0, then what the reply to the step before says.
         first_page: FilePage,
+    },
+    /// Does an atomic on eight bytes that the file has: what a one-sided atomic does, for clients that have no such way.
+    Atomic {
+        /// Open file, with the rights to read and to write.
+        filekey: FileKey,
+        /// File offset, a multiple of 8.
+        offset: u64,
+        /// What to do.
+        operation: FileAtomic,
+        /// Whether the change is to be durable when the reply is sent.
+        durable: bool,
     },
 }
 

@@ -16,7 +16,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 
 /// How many kinds of reply there are.
-const KINDS: usize = 22;
+const KINDS: usize = 23;
 
 /// The variant's number. There is no wildcard, so a new kind does not compile until it is listed here.
 fn kind(reply: &Reply<'_>) -> usize {
@@ -43,6 +43,7 @@ fn kind(reply: &Reply<'_>) -> usize {
         Reply::Bound(_) => 19,
         Reply::Changes(_) => 20,
         Reply::Moved { .. } => 21,
+        Reply::Old(_) => 22,
     }
 }
 
@@ -203,6 +204,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         (Reply::Bound(REGION), joined(&[&[19], &[88], &REGION.to_bytes()])),
         (Reply::Changes(vec![Some(300), None]), vec![20, 2, 1, 0xac, 0x02, 0]),
         (Reply::Moved { pages: 5, next: Some(FilePage(300)) }, vec![21, 5, 1, 0xac, 0x02]),
+        (Reply::Old(300), vec![22, 0xac, 0x02]),
     ]
 }
 

@@ -8,6 +8,7 @@ use crate::{joined, room};
 use cuttlefs_common::attr::{FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rdma::FileAtomic;
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
     Allocate, NewNode, OpenBy, OpenTicket, Payload, REGION_KEY_LEN, Reclaim, ReclaimLock, RegionKey,
@@ -16,7 +17,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 48;
+const KINDS: usize = 49;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -71,6 +72,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::ReturnGrant { .. } => 45,
         Request::Changes { .. } => 46,
         Request::Defragment { .. } => 47,
+        Request::Atomic { .. } => 48,
     }
 }
 
@@ -365,6 +367,24 @@ fn regions() -> Vec<(Request<'static>, Vec<u8>)> {
         (Request::ReturnGrant { filekey, offset: 300, len: 1 }, vec![45, 6, 0xac, 0x02, 1]),
         (Request::Changes { inodes: vec![InodeNo(300), InodeNo(1)] }, vec![46, 2, 0xac, 0x02, 1]),
         (Request::Defragment { filekey, first_page: FilePage(300) }, vec![47, 6, 0xac, 0x02]),
+        (
+            Request::Atomic {
+                filekey,
+                offset: 304,
+                operation: FileAtomic::CompareSwap { expect: 300, swap: 1 },
+                durable: true,
+            },
+            vec![48, 6, 0xb0, 0x02, 0, 0xac, 0x02, 1, 1],
+        ),
+        (
+            Request::Atomic {
+                filekey,
+                offset: 8,
+                operation: FileAtomic::FetchAdd { add: 300 },
+                durable: false,
+            },
+            vec![48, 6, 8, 1, 0xac, 0x02, 0],
+        ),
     ]
 }
 

@@ -6,6 +6,7 @@ use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timest
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::pool_uuid::PoolUuid;
+use cuttlefs_common::rdma::FileAtomic;
 use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::{
@@ -383,6 +384,21 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (filekey(), any::<u64>())
             .prop_map(|(filekey, page)| Request::Defragment { filekey, first_page: FilePage(page) })
             .boxed(),
+        (filekey(), any::<u64>(), file_atomic(), any::<bool>())
+            .prop_map(|(filekey, offset, operation, durable)| Request::Atomic {
+                filekey,
+                offset,
+                operation,
+                durable,
+            })
+            .boxed(),
+    ])
+}
+
+fn file_atomic() -> impl Strategy<Value = FileAtomic> {
+    Union::new(vec![
+        any::<(u64, u64)>().prop_map(|(expect, swap)| FileAtomic::CompareSwap { expect, swap }).boxed(),
+        any::<u64>().prop_map(|add| FileAtomic::FetchAdd { add }).boxed(),
     ])
 }
 
@@ -472,5 +488,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
         any::<(u64, Option<u64>)>()
             .prop_map(|(pages, next)| Reply::Moved { pages, next: next.map(FilePage) })
             .boxed(),
+        any::<u64>().prop_map(Reply::Old).boxed(),
     ])
 }

@@ -1,5 +1,5 @@
-//! The changes of a request, which must be durable before its answer is sent, if answers are durable (docs/log.md), or if they stand behind one-sided
-//! appends that are not (`unsynced_appends`).
+//! The changes of a request, which must be durable before its answer is sent, if answers are durable (docs/log.md), if they stand behind one-sided
+//! appends that are not (`unsynced_appends`), or if the request says so.
 //!
 //! A change is noted by the code that makes it: contents where their change begins (`begin_change`, `restore`), names and attributes where their
 //! batch is committed (`Server::execute`). So no kind of request can be forgotten.
@@ -18,6 +18,8 @@ pub struct Changed {
     contents: RefCell<Vec<Arc<FileRegion>>>,
     /// Whether some of that lies behind one-sided appends that no sync had covered when the change was made.
     behind_appends: Cell<bool>,
+    /// Whether its client wants it to be durable before the answer.
+    is_wanted_durable: Cell<bool>,
     /// Whether it committed a batch.
     records: Cell<bool>,
 }
@@ -37,6 +39,16 @@ impl Changed {
     /// brings back.
     pub fn is_behind_appends(&self) -> bool {
         self.behind_appends.get()
+    }
+
+    /// Notes that its client wants it to be durable before the answer.
+    pub fn note_wanted_durable(&self) {
+        self.is_wanted_durable.set(true);
+    }
+
+    /// Whether its client wants it to be durable before the answer.
+    pub fn is_wanted_durable(&self) -> bool {
+        self.is_wanted_durable.get()
     }
 
     /// Notes that a batch was committed.

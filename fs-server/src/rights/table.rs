@@ -21,6 +21,7 @@
 //! | SetLock | the file open; of a range, exclusive: for writing, shared: for reading |
 //! | Layout, Fetch, Write, Allocate, Restore, Seek, CopyRange, one-sided reads | the rights its file was opened with |
 //! | Bind, BindAgain, GrantWrite, ReturnGrant, one-sided writes | the same; Bind: at least those of the key |
+//! | Atomic | read and write, which its file was opened with |
 //! | Defragment | write, on a file that it has opened whole |
 //! | OpenRegion | a key of a binding that is there; as Open; an export that is the pool's or the binder's directory |
 //! | Close, Unbind, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, ShareCounters, Heartbeat | the session they are about |
@@ -104,6 +105,7 @@ impl Judge<'_> {
             | Request::Seek { .. }
             | Request::CopyRange { .. }
             | Request::Defragment { .. }
+            | Request::Atomic { .. }
             | Request::SetLock { .. }
             | Request::TestLock { .. } => Ok(()),
             // Judged entry by entry, in their handlers.

@@ -31,6 +31,7 @@ pub(crate) fn is_mutation(request: &Request<'_>) -> bool {
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. }
         | Request::Defragment { .. }
+        | Request::Atomic { .. }
         | Request::GrantWrite { .. } => true,
         Request::OpenRegion { key } => key.rights.write,
         Request::Open { truncate, rights, .. } => *truncate || rights.write,
@@ -104,6 +105,12 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), Status> {
         }
         Request::Write { offset, payload, append, .. } => {
             check_range(if *append { 0 } else { *offset }, payload_len(payload)?)?;
+        }
+        Request::Atomic { offset, .. } => {
+            if !offset.is_multiple_of(8) {
+                return Err(Status::Invalid);
+            }
+            check_range(*offset, 8)?;
         }
         Request::Allocate { offset, len, .. } => {
             if *len == 0 {
@@ -216,6 +223,7 @@ mod tests {
     use cuttlefs_common::attr::SetAttr;
     use cuttlefs_common::ids::{FileKey, InodeNo, SlotIndex, TraceId};
     use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, WaitId};
+    use cuttlefs_common::rdma::FileAtomic;
     use cuttlefs_common::region::PageSet;
     use cuttlefs_common::rpc::{Allocate, ReclaimLock, Sink, Unanswered};
 
@@ -253,6 +261,17 @@ mod tests {
         assert_eq!(check(&Request::SetAttr { ino: InodeNo::ROOT, set }), Err(Status::TooLarge));
         let punch = Request::Allocate { filekey: FileKey(1), offset: 0, len: 0, how: Allocate::PunchHole };
         assert_eq!(check(&punch), Err(Status::Invalid));
+    }
+
+    #[test]
+    fn an_atomic_is_of_a_word_at_its_place() {
+        let atomic = |offset| {
+            let operation = FileAtomic::FetchAdd { add: 1 };
+            check(&Request::Atomic { filekey: FileKey(1), offset, operation, durable: false })
+        };
+        assert_eq!((atomic(0), atomic(MAX_FILE_SIZE & !7)), (Ok(()), Err(Status::TooLarge)));
+        assert_eq!([1, 4, 9, u64::MAX].map(atomic), [Err(Status::Invalid); 4]);
+        assert_eq!(atomic(u64::MAX - 7), Err(Status::TooLarge));
     }
 
     /// Once, a peer that restored a change with the largest number stopped a server with overflow checks.

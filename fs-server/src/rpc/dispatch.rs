@@ -118,15 +118,16 @@ async fn answer(
     reply_to(connection, header, result).send(connection).await;
 }
 
-/// Waits until the changes of a request are durable, if answers are, or if these changes are behind one-sided appends that may be lost. No other code
-/// waits for that.
+/// Waits until the changes of a request are durable, if answers are, if its client wants that, or if these changes are behind one-sided appends that may
+/// be lost. No other code waits for that.
 async fn make_durable(context: &Rc<WorkerContext>, claim: &Claim, changed: &Changed) -> Result<(), Status> {
     let server = &context.server;
     if !server.about.durable_answers {
-        if !changed.is_behind_appends() {
+        if changed.is_behind_appends() {
+            server.counters.syncs_for_appends.fetch_add(1, Ordering::Relaxed);
+        } else if !changed.is_wanted_durable() {
             return Ok(());
         }
-        server.counters.syncs_for_appends.fetch_add(1, Ordering::Relaxed);
     }
     let _turn = if changed.has_contents() { Some(context.turns.take(claim).await) } else { None };
     changed.make_durable(&server.files, context.disk.as_ref()).await

@@ -7,9 +7,9 @@ use crate::file::volume::WriteHow;
 use crate::native::session::Opened;
 use crate::native::{File, NativeError};
 use crate::session::Life;
-use crate::transport::{Change, Posted, Refusal, Verb};
+use crate::transport::{Posted, Refusal, Verb};
 use cuttlefs_common::ids::FileKey;
-use cuttlefs_common::rdma::Remote;
+use cuttlefs_common::rdma::{FileAtomic, Remote};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ pub(super) enum What {
     /// Overwrites from this offset on.
     Write(u64, Range),
     Append(Range),
-    /// An atomic.
-    Word(Change<'static>),
+    /// An atomic of the word at this offset.
+    Word(u64, FileAtomic),
 }
 
 /// A change whose verb is under way.
@@ -36,7 +36,7 @@ impl What {
         match self {
             Self::Write(offset, range) => Reach::range(*offset, range.len),
             Self::Append(_) => Reach::End,
-            Self::Word(change) => Reach::of(change),
+            Self::Word(offset, _) => Reach::range(*offset, 8),
         }
     }
 }
@@ -49,12 +49,12 @@ impl Queue {
         let file = file.opened().clone();
         let is_empty = match &what {
             What::Write(_, range) | What::Append(range) => range.len == 0,
-            What::Word(_) => false,
+            What::Word(..) => false,
         };
         let volume = self.session.volume().clone();
-        // Writes that are to be durable at once are requests.
+        // What is to be durable at once is a request.
         if !is_empty
-            && (!sync || matches!(what, What::Word(_)))
+            && !sync
             && let Some(lane) = &mut self.lane
             && let Some(post) = volume.postable(&file.state, what.reach())
             && lane.is_ready(&**volume.session(), post.session)
@@ -69,13 +69,12 @@ impl Queue {
                 What::Append(range) => {
                     Verb::Append { filekey: post.filekey, local: range.buffer.sge(range.at, range.len) }
                 }
-                What::Word(Change::CompareSwap { offset, expect, swap }) => {
+                What::Word(offset, FileAtomic::CompareSwap { expect, swap }) => {
                     Verb::CompareSwap { remote: remote(*offset), expect: *expect, swap: *swap }
                 }
-                What::Word(Change::FetchAdd { offset, add }) => {
+                What::Word(offset, FileAtomic::FetchAdd { add }) => {
                     Verb::FetchAdd { remote: remote(*offset), add: *add }
                 }
-                What::Word(_) => return self.change_by_request(number, file, what, sync),
             };
             posts.push(Posted { id: number << RUN_BITS, verb });
             let change = ChangeUnderWay { file, what, filekey: post.filekey, life: post.life, sync };
@@ -90,7 +89,9 @@ impl Queue {
         let caller = self.session.caller();
         self.spawn(number, move || {
             let (offset, range, append) = match what {
-                What::Word(change) => return Ok(Done::Old(file.atomic(&caller, change)?)),
+                What::Word(offset, operation) => {
+                    return Ok(Done::Old(file.atomic(&caller, offset, operation, sync)?));
+                }
                 What::Write(offset, range) => (offset, range, false),
                 What::Append(range) => (0, range, true),
             };
@@ -111,13 +112,13 @@ impl Queue {
         let (append_len, done) = match what {
             What::Write(offset, range) => (None, Done::Written { offset: *offset, len: range.len }),
             What::Append(range) => (Some(range.len), Done::Written { offset: value, len: range.len }),
-            What::Word(_) => (None, Done::Old(value)),
+            What::Word(..) => (None, Done::Old(value)),
         };
         self.session.volume().note_changed(&file.state, append_len, *life, value);
         self.end(number, Ok(done));
     }
 
-    /// The server has refused the verb. If that is for lack of a grant, a thread makes the change by a request, or finds out that there is no other way.
+    /// The server has refused the verb. If that is for lack of a grant, a thread makes the change by a request.
     pub(super) fn change_refused(&mut self, number: u64, change: ChangeUnderWay, why: Refusal) {
         if why == Refusal::NoSpace {
             return self.end(number, Err(NativeError::Server(Status::NoSpace)));

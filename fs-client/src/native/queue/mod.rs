@@ -5,8 +5,8 @@
 //! * **Reads over `tcp` and `unix`** are READs of a connection of the queue's own ([`OneSidedLane`]), which has no slot: those of one post go out with one
 //!   doorbell, land in the buffer, and cost no thread. `poll` looks for their ends, and at their pages: a page that is the magic pattern is on SSD.
 //! * **Writes, appends and atomics under a write grant** go over the same connection, out of the buffer (`changes`).
-//! * **Everything else** is a request to the server, in one of the session's threads: pages on SSD (one fetch for all missing pages of a read), writes
-//!   and appends without a grant, syncs, and reads over a link whose tables are READ.
+//! * **Everything else** is a request to the server, in one of the session's threads: pages on SSD (one fetch for all missing pages of a read), changes
+//!   without a grant, syncs, and reads over a link whose tables are READ.
 //!
 //! Requests of a queue are done in any order. A sync waits for the writes to its file that were posted before it, and for nothing else.
 //!
@@ -26,8 +26,9 @@ pub use request::{Completion, Done, Post};
 
 use super::session::Opened;
 use super::{Buffer, File, InodeNo, NativeError, Session};
-use crate::transport::{Change, OneSidedLane, POSTS_MAX, PostEnd, Posted, interrupt};
+use crate::transport::{OneSidedLane, POSTS_MAX, PostEnd, Posted, interrupt};
 use changes::{ChangeUnderWay, What};
+use cuttlefs_common::rdma::FileAtomic;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use inbox::{Ended, Inbox};
 use reads::{Range, ReadUnderWay};
@@ -136,7 +137,7 @@ impl Queue {
     /// posted.
     ///
     /// # Errors
-    /// `QueueFull`, `PastBuffer`, `TooLong`, `NotOpenFor`, `OutsideRegion`; of atomics `Unaligned`, `Unsupported`.
+    /// `QueueFull`, `PastBuffer`, `TooLong`, `NotOpenFor`, `OutsideRegion`; of atomics `Unaligned`.
     pub fn post(&mut self, requests: &[(u64, Post<'_>)]) -> Result<(), NativeError> {
         if requests.len() > self.depth - self.outstanding() {
             return Err(NativeError::QueueFull { depth: self.depth });
@@ -273,9 +274,9 @@ impl Queue {
             }
             Post::Append { file, buffer, at, len } => (file, What::Append(range(buffer, at, len))),
             Post::CompareSwap { file, offset, expect, swap } => {
-                (file, What::Word(Change::CompareSwap { offset, expect, swap }))
+                (file, What::Word(offset, FileAtomic::CompareSwap { expect, swap }))
             }
-            Post::FetchAdd { file, offset, add } => (file, What::Word(Change::FetchAdd { offset, add })),
+            Post::FetchAdd { file, offset, add } => (file, What::Word(offset, FileAtomic::FetchAdd { add })),
         };
         self.begin_change(number, file, what, posts);
     }

@@ -45,7 +45,7 @@ pub enum Post<'q> {
     },
     /// As [`File::compare_swap`].
     CompareSwap {
-        /// The file, open for writing, with a write grant.
+        /// The file, open for reading and writing.
         file: &'q File,
         /// The place of the word in the file, a multiple of 8.
         offset: u64,
@@ -56,7 +56,7 @@ pub enum Post<'q> {
     },
     /// As [`File::fetch_add`].
     FetchAdd {
-        /// The file, open for writing, with a write grant.
+        /// The file, open for reading and writing.
         file: &'q File,
         /// The place of the word in the file, a multiple of 8.
         offset: u64,

@@ -1,5 +1,6 @@
-//! One-sided changes that no sync has covered. There is no copy of them (`unsynced`): the bytes went from the program's memory to the server's, and no
-//! answer told their place among other changes. A server that is killed loses them, and each handle of the file is told at its next sync (`losses`).
+//! One-sided changes that no sync has covered, and atomics by request. There is no copy of them (`unsynced`): the bytes of one-sided ones went from the
+//! program's memory to the server's, and no answer told their place among other changes; the word of an atomic has the effects of one-sided ones in it,
+//! which are told to be lost (docs/native.md). A server that is killed loses them, and each handle of the file is told at its next sync (`losses`).
 //!
 //! # How it works
 //! A change is noted when it is done, by a number that a sync compares with its mark. One that was under way in a recovery from a kill, and is
@@ -48,6 +49,21 @@ impl Unsynced {
             state.next += 1;
             state.one_sided.last.insert(ino, number);
         } else {
+            drop(state);
+            self.losses.note(ino);
+        }
+    }
+
+    /// A change is answered by `session` of which no copy is kept. If that session is over, it may be lost, unless its server's answers are durable.
+    pub(crate) fn note_without_copy(&self, ino: InodeNo, session: u64) {
+        let mut state = self.state.lock();
+        if state.session == session {
+            if !state.durable_answers {
+                let number = state.next;
+                state.next += 1;
+                state.one_sided.last.insert(ino, number);
+            }
+        } else if state.durable_before != Some(session) {
             drop(state);
             self.losses.note(ino);
         }
@@ -103,5 +119,32 @@ mod tests {
         assert!(!is_told());
         unsynced.note_one_sided(INO, before);
         assert!(is_told() && unsynced.owes_nothing());
+    }
+
+    #[test]
+    fn an_answered_change_without_a_copy_is_lost_with_its_session() {
+        let unsynced = Unsynced::new(1 << 20);
+        unsynced.begin_session(1, false);
+        let told = unsynced.losses.before_open(INO);
+        let is_told = || unsynced.losses.tell(INO, &told);
+        unsynced.note_without_copy(INO, 1);
+        assert!(!unsynced.owes_nothing());
+        unsynced.begin_recovery();
+        unsynced.lose_one_sided();
+        assert!(is_told() && unsynced.owes_nothing());
+        // Answered before the kill, and noted in the recovery from it, or behind that.
+        unsynced.note_without_copy(INO, 1);
+        assert!(is_told() && !is_told());
+        unsynced.begin_session(2, true);
+        unsynced.note_without_copy(INO, 1);
+        assert!(is_told() && unsynced.owes_nothing());
+        // By a server whose answers are durable, and noted behind the recovery from its death.
+        unsynced.note_without_copy(INO, 2);
+        assert!(unsynced.owes_nothing());
+        unsynced.begin_recovery();
+        unsynced.lose_one_sided();
+        unsynced.begin_session(3, false);
+        unsynced.note_without_copy(INO, 2);
+        assert!(!is_told() && unsynced.owes_nothing());
     }
 }

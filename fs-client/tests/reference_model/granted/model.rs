@@ -135,6 +135,12 @@ impl Model {
         u64::from_le_bytes(word)
     }
 
+    /// Whether a place may have these bytes behind a death: each was there since it was durable.
+    pub fn may_have(&self, offset: usize, bytes: &[u8]) -> bool {
+        let cells = self.cells[offset..offset + bytes.len()].iter();
+        cells.zip(bytes).all(|(cell, byte)| cell.iter().any(|value| value.byte == *byte))
+    }
+
     /// The lengths that the file may have.
     fn possible_lengths(&self) -> BTreeSet<usize> {
         let mut possible = BTreeSet::from([self.durable_len]);

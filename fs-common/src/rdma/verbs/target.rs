@@ -43,8 +43,8 @@ pub enum FileWrite {
     Faults,
 }
 
-/// An atomic operation on eight bytes of a file, which are a little-endian number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An atomic operation on eight bytes of a file, which are a little-endian number. The order of variants and fields is the wire format of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileAtomic {
     /// Stores `swap` if `expect` is there.
     CompareSwap {

@@ -1,7 +1,7 @@
 //! Requests that move file bytes.
 
 use super::{Body, Call, body, done};
-use crate::files::{self, FileRegion, KeyedFile, WriteAt};
+use crate::files::{self, FileRegion, KeyedFile, Word, WordChanged, WriteAt};
 use crate::meta::ClientChange;
 use crate::pages;
 use crate::rpc::bounce::Bounce;
@@ -9,7 +9,7 @@ use crate::rpc::reply::FetchedBody;
 use crate::rpc::transfer::Direction;
 use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
-use cuttlefs_common::rdma::WcStatus;
+use cuttlefs_common::rdma::{FileAtomic, WcStatus};
 use cuttlefs_common::region::{PageSet, divide};
 use cuttlefs_common::rpc::{Allocate, MAX_INLINE_BYTES, Payload, Reply, Restored, SeekFor, Sink, SyncScope};
 use cuttlefs_common::status::Status;
@@ -211,6 +211,45 @@ pub(super) async fn write(
         size: written.attr.size,
         change: written.attr.change,
     })
+}
+
+pub(super) async fn atomic(
+    call: &Call<'_>,
+    filekey: FileKey,
+    offset: u64,
+    operation: FileAtomic,
+    durable: bool,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let keyed = call.keyed_to_write(filekey)?;
+    // It tells the word that was there.
+    if !keyed.rights.read {
+        return Err(Status::Denied);
+    }
+    let file = &keyed.file;
+    file.check_marks(false)?;
+    call.take_privileges(file.ino())?;
+    let changing = files::begin_change(&server.files, file, call.changed).await?;
+    // Under the file's order: marks and length may have changed since.
+    let may = |start, end| {
+        file.check_marks(false)?;
+        match keyed.holds(start, end) {
+            false => Err(Status::Denied),
+            true if end > file.size() => Err(Status::NoSuchOffset),
+            true => Ok(()),
+        }
+    };
+    let disk = call.context.disk.as_ref();
+    let word = Word { offset, operation };
+    let WordChanged { old, change } =
+        files::change_word(&server.files, disk, (file, filekey), word, &may).await?;
+    if let Some(change) = change {
+        changing.done(change, word.bytes());
+        if durable {
+            call.changed.note_wanted_durable();
+        }
+    }
+    body(&Reply::Old(old))
 }
 
 /// Begins a sync that the client will probably ask for, while it gets the answer to its write.

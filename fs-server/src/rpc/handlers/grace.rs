@@ -93,6 +93,7 @@ fn tells_of_contents(server: &Server, request: &Request<'_>) -> bool {
         | Request::Fetch { .. }
         | Request::Seek { .. }
         | Request::Write { .. }
+        | Request::Atomic { .. }
         | Request::Allocate { .. }
         | Request::CopyRange { .. }
         | Request::OpenRegion { .. }

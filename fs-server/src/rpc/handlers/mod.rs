@@ -208,5 +208,9 @@ pub(crate) async fn run(
             let _turn = call.turn().await;
             data::defragment(&call, filekey, first_page).await
         }
+        Request::Atomic { filekey, offset, operation, durable } => {
+            grace::with_space(&call, async || data::atomic(&call, filekey, offset, operation, durable).await)
+                .await
+        }
     }
 }
