@@ -1,8 +1,9 @@
-//! A key-value table in one file, by the native API: any number of processes write and read it, on any machine, and the server's workers do nothing.
+//! A key-value table in one file, by the native API: any number of processes write and read it, on any machine. Over `tcp://` and `unix://` the server's
+//! workers do nothing; over `shm://` and `rdma://`, which have no such verbs, each change is a request.
 //!
 //! Slots of 256 bytes never cross a page, and a page is read either before or after a change: so readers need no lock, and a lookup of a resident page is
 //! one one-sided read. A slot begins with a word that counts: it is odd while somebody changes the slot. A writer takes the slot by a compare-swap
-//! of the word, writes the rest, and lets it go by another one, all under a write grant. Both are compare-swaps, as a one-sided write whose connection
+//! of the word, writes the rest, and lets it go by another one, all under a write grant, if there is one. Both are compare-swaps, as a one-sided write whose connection
 //! breaks is done again and might then let go what another one has taken meanwhile.
 //!
 //! ```text
@@ -10,7 +11,7 @@
 //! cargo run --release -p cuttlefs-client --example native_table -- unix:///run/cuttlefsd/b.sock get apple
 //! cargo run --release -p cuttlefs-client --example native_table -- unix:///run/cuttlefsd/b.sock put-many 1000 me
 //! ```
-//! Over `tcp://` the key's file is named by `CUTTLEFS_KEY`. Links without such verbs (`shm://`, `rdma://`) can only look up.
+//! Over `tcp://` the key's file is named by `CUTTLEFS_KEY`.
 
 use cuttlefs_client::native::{ConnectOptions, File, NativeError, OpenOptions, Session, Trust};
 use std::error::Error;
@@ -83,12 +84,8 @@ impl Table {
         }
     }
 
-    /// Lets a slot go whose writer is gone. A writer has a grant of all slots; a reader gets one of this word.
+    /// Lets a slot go whose writer is gone. A writer has a grant of all slots; for a reader it is a request.
     fn let_go(&self, place: u64, word: u64) -> Result<(), NativeError> {
-        let _grant = match self.0.grant_write(place, 8) {
-            Err(NativeError::GrantOverlaps) => None,
-            other => Some(other?),
-        };
         self.0.compare_swap(place, word, word + 1).map(drop)
     }
 

@@ -31,7 +31,7 @@ export PYTHONPATH=$CAPI/python CUTTLEFS_LIBRARY=$CUTTLEFS_BIN/libcuttlefs.so PYT
 of_binding >"$WORK/begin.py"
 check "the program in the heading of cuttlefs.h compiles" compile_header
 
-# Over shm nothing is changed one-sidedly, and a table is changed by nothing else: there it is filled over unix.
+# Over shm nothing is changed one-sidedly: there changes are requests. The table is filled over unix as well.
 example() { python3 "$HERE/examples.py" "$WORK" "$EXAMPLES" "$(server_url)" "unix://$WORK/unix.sock" "$MNT" "$1"; }
 check "native_matrix: the product of three processes, to the bit" example matrix
 check "native_log: three processes, C and Python append at once; each line is there, whole, once" example log
