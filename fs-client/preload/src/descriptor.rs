@@ -24,6 +24,13 @@ pub(crate) struct Regular {
     pub(crate) len: u64,
 }
 
+/// How a descriptor is open for reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// Its reads go past the kernel's page cache.
+    pub(crate) is_direct: bool,
+}
+
 /// The descriptor for the length of one call. A number that is not open is an error of that call.
 fn borrow<'f>(fd: c_int) -> Option<BorrowedFd<'f>> {
     // SAFETY: the number is not -1, which is all that the type asks for; it is not kept.
@@ -54,18 +61,17 @@ pub(crate) fn ask_len(fd: c_int) -> Option<u64> {
     look(fd, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE).map(|found| found.stx_size)
 }
 
-/// Whether the descriptor is open for reading.
-pub(crate) fn is_readable(fd: c_int) -> bool {
-    let flags = borrow(fd).and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
-    flags.is_some_and(|flags| {
-        !flags.contains(OFlags::PATH) && matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR)
-    })
+/// How the descriptor is open.
+fn flags(fd: c_int) -> Option<OFlags> {
+    rustix::fs::fcntl_getfl(borrow(fd)?).ok()
 }
 
-/// Whether its reads go past the kernel's page cache.
-pub(crate) fn is_direct(fd: c_int) -> bool {
-    let flags = borrow(fd).and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
-    flags.is_some_and(|flags| flags.contains(OFlags::DIRECT))
+/// How the descriptor is open for reading; `None`: it is not.
+pub(crate) fn reading(fd: c_int) -> Option<Reading> {
+    let flags = flags(fd)?;
+    let is_open =
+        !flags.contains(OFlags::PATH) && matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR);
+    is_open.then_some(Reading { is_direct: flags.contains(OFlags::DIRECT) })
 }
 
 /// The arguments of cachestat(2): a range of bytes.
@@ -103,8 +109,7 @@ const CACHESTAT: libc::c_long = 451;
 
 /// Whether the descriptor is open for writing.
 pub(crate) fn is_writable(fd: c_int) -> bool {
-    let flags = borrow(fd).and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
-    flags.is_some_and(|flags| flags & OFlags::ACCMODE != OFlags::RDONLY)
+    flags(fd).is_some_and(|flags| flags & OFlags::ACCMODE != OFlags::RDONLY)
 }
 
 /// Moves the offset by so many bytes, in one step whoever else moves it, and returns the new one.
@@ -126,7 +131,7 @@ mod tests {
         let found = regular(fd, |_| true).expect("a file");
         assert_eq!((found.len, fresh_len(fd)), (5, Some(5)));
         assert_eq!(regular(fd, |_| false), None);
-        assert!(is_readable(fd) && is_writable(fd));
+        assert!(reading(fd) == Some(Reading { is_direct: false }) && is_writable(fd));
         assert_eq!((move_by(fd, -2), move_by(fd, 0)), (Some(3), Some(3)));
         let directory = std::fs::File::open("/").expect("open");
         assert_eq!(regular(directory.as_raw_fd(), |_| true), None);
@@ -135,7 +140,7 @@ mod tests {
         assert_eq!(regular(pipe.as_raw_fd(), |_| true), None);
         assert_eq!(move_by(pipe.as_raw_fd(), 0), None);
         for none in [-1, c_int::MAX] {
-            assert_eq!((regular(none, |_| true), is_readable(none)), (None, false));
+            assert_eq!((regular(none, |_| true), reading(none)), (None, None));
         }
     }
 
@@ -157,9 +162,8 @@ mod tests {
         assert!(!is_cached(fd, 0, 5 * 4096), "it is shorter");
         assert!(!is_cached(fd, 4 * 4096, 1) && !is_cached(fd, u64::MAX, 2));
         for none in [-1, c_int::MAX] {
-            assert!(!is_cached(none, 0, 1) && !is_direct(none));
+            assert!(!is_cached(none, 0, 1));
         }
-        assert!(!is_direct(fd));
     }
 
     fn tempfile_like() -> std::fs::File {

@@ -52,9 +52,10 @@ fn try_read(
         return None;
     }
     let found = descriptor::regular(fd, |device| state.mount_of(device).is_some())?;
-    if len == 0 || !descriptor::is_readable(fd) {
+    if len == 0 {
         return None;
     }
+    let reading = descriptor::reading(fd)?;
     // A thread of the library's own, or a handler of a fault in it.
     let _inside = state::enter()?;
     if state::is_forked() {
@@ -101,7 +102,7 @@ fn try_read(
             return leave(state, Count::LeftFirst);
         }
     };
-    if state.leaves_cached(&found) && !descriptor::is_direct(fd) && descriptor::is_cached(fd, at, len) {
+    if !reading.is_direct && state.leaves_cached(&found) && descriptor::is_cached(fd, at, len) {
         return leave(state, Count::LeftCached);
     }
     // The offset is moved first, over all bytes that are wanted, in one step: so readers of the same open file, in other threads and processes too, get

@@ -6,12 +6,11 @@
 //! the next sync of the file tells the loss (`session/unsynced`).
 
 use super::handles::HandleState;
-use super::remote::{RemoteVolume, unless_fenced};
+use super::remote::{RemoteVolume, unfenced, unless_fenced};
 use super::replies::unexpected;
 use super::volume::{Caller, FsError};
 use cuttlefs_common::rdma::FileAtomic;
 use cuttlefs_common::rpc::{Reply, Request};
-use cuttlefs_common::status::Status;
 
 impl RemoteVolume {
     /// Does an atomic by a request. With `durable` a change is durable when this returns. Returns the word before.
@@ -26,10 +25,8 @@ impl RemoteVolume {
         operation: FileAtomic,
         durable: bool,
     ) -> Result<u64, FsError> {
+        unfenced(state)?;
         let file = state.file();
-        if file.is_fenced() {
-            return Err(FsError::Server(Status::Io));
-        }
         let build = || Request::Atomic { filekey: file.filekey(), offset, operation, durable };
         let take = |reply: Reply<'_>| match reply {
             Reply::Old(old) => Ok(old),

@@ -1,13 +1,12 @@
 //! Reads into memory of the caller's own: what `native` has beside [`Volume`](super::volume::Volume).
 
 use super::handles::HandleState;
-use super::remote::{RemoteVolume, unless_fenced};
+use super::remote::{RemoteVolume, unfenced, unless_fenced};
 use super::volume::{Caller, FsError, Handle};
 use crate::read::{Destination, PlannedRead};
 use cuttlefs_common::ids::MAX_FILE_SIZE;
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
-use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
 /// How many of `len` bytes from `offset` on one request reads.
@@ -85,12 +84,6 @@ impl RemoteVolume {
     pub(crate) fn state_of(&self, handle: Handle) -> Result<Arc<HandleState>, FsError> {
         self.handles.get(handle)
     }
-}
-
-/// # Errors
-/// `Io` if a lock that was taken through the open file was lost.
-fn unfenced(state: &HandleState) -> Result<(), FsError> {
-    if state.file().is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(()) }
 }
 
 /// Whether its filekey names it now, as far as is known.

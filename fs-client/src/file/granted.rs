@@ -2,7 +2,7 @@
 //! write grants, and one-sided changes under these (docs/file-regions.md).
 
 use super::handles::HandleState;
-use super::remote::{RemoteVolume, unless_fenced};
+use super::remote::{RemoteVolume, unfenced, unless_fenced};
 use super::replies::{done, unexpected};
 use super::volume::{Caller, FsError, Handle, OpenHow};
 use crate::session::Life;
@@ -161,9 +161,7 @@ impl RemoteVolume {
     /// # Errors
     /// The server's.
     pub(crate) fn sync_told(&self, caller: &Caller, state: &HandleState) -> Result<bool, FsError> {
-        if state.file().is_fenced() {
-            return Err(FsError::Server(Status::Io));
-        }
+        unfenced(state)?;
         let ino = state.file().ino();
         self.sync_kept(caller, ino, SyncScope::Inode(ino))?;
         Ok(self.session.unsynced().losses().tell(ino, &state.losses_told))

@@ -61,7 +61,7 @@ impl RemoteVolume {
     /// `Io` if a lock that was taken through it was lost.
     fn unfenced(&self, handle: Handle) -> Result<Arc<HandleState>, FsError> {
         let state = self.handles.get(handle)?;
-        if state.file().is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(state) }
+        unfenced(&state).map(|()| state)
     }
 
     /// The state of reads.
@@ -103,6 +103,12 @@ impl RemoteVolume {
         let region = Arc::new(CachedRegion::new(file));
         self.handles.insert(HandleState { region, how, losses_told, grants: HeldGrants::default() })
     }
+}
+
+/// # Errors
+/// `Io` if a lock that was taken through the open file was lost.
+pub(super) fn unfenced(state: &HandleState) -> Result<(), FsError> {
+    if state.file().is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(()) }
 }
 
 /// The result of a request through an open file. If the file was fenced during the request, its filekey was not valid, so the error is `Io`.
@@ -264,9 +270,7 @@ impl Volume for RemoteVolume {
         let len = u64::from(len.min(MAX_TRANSFER_BYTES)).min(room) as usize;
         self.reads.buffers.lend(len, |buffer| {
             let read = |state: &HandleState| {
-                if state.file().is_fenced() {
-                    return Err(FsError::Server(Status::Io));
-                }
+                unfenced(state)?;
                 let got = self.reads.read(&self.session, caller, &state.region, offset, &mut *buffer);
                 unless_fenced(state.file(), got)
             };

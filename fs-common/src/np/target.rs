@@ -161,24 +161,20 @@ impl NpTarget {
         let bounces = domain.register(Arc::new(bounces), Access::LOCAL)?;
         let completions = device.create_cq(device.capabilities().max_queue_depth)?;
         let (len, signature) = (region.len(), region.signature());
-        let welcome = match &registered {
-            Some([window, table]) => Welcome {
-                region: RemoteRange { rkey: window.rkey(), first_address: window.first_address(), len },
-                table_rkey: table.rkey().0,
-                table_address: table.first_address() + ENTRIES_AT as u64,
-                access,
-                one_sided: true,
-                signature,
-            },
-            None => Welcome {
-                region: RemoteRange { rkey: Rkey(0), first_address: 0, len },
-                table_rkey: 0,
-                table_address: 0,
-                access,
-                one_sided: false,
-                signature,
-            },
+        let mut welcome = Welcome {
+            region: RemoteRange { rkey: Rkey(0), first_address: 0, len },
+            table_rkey: 0,
+            table_address: 0,
+            access,
+            one_sided: registered.is_some(),
+            signature,
         };
+        if let Some([window, table]) = &registered {
+            welcome.region.rkey = window.rkey();
+            welcome.region.first_address = window.first_address();
+            welcome.table_rkey = table.rkey().0;
+            welcome.table_address = table.first_address() + ENTRIES_AT as u64;
+        }
         Ok(Arc::new(Self {
             region,
             domain,

@@ -38,17 +38,43 @@ struct Entry {
     opens: u32,
     /// When it was last used, counted in uses of the shard.
     used: u64,
-    /// Pieces of its mapping, if it is not open: when it was last used.
+}
+
+/// The files that are not open.
+#[derive(Debug, Default)]
+struct Inactive {
+    /// By their last uses, with the pieces that their mappings had then.
+    by_use: BTreeMap<u64, (InodeNo, usize)>,
+    /// The sum of the pieces.
     pieces: usize,
+}
+
+impl Inactive {
+    fn insert(&mut self, used: u64, ino: InodeNo, file: &FileRegion) {
+        let pieces = file.pieces();
+        self.by_use.insert(used, (ino, pieces));
+        self.pieces += pieces;
+    }
+
+    /// Takes the file of this use out, if it is here.
+    fn remove(&mut self, used: u64) {
+        self.pieces -= self.by_use.remove(&used).map_or(0, |(_, pieces)| pieces);
+    }
+
+    fn len(&self) -> usize {
+        self.by_use.len()
+    }
+
+    /// The longest unused one first.
+    fn inodes(&self) -> impl Iterator<Item = InodeNo> + '_ {
+        self.by_use.values().map(|(ino, _)| *ino)
+    }
 }
 
 #[derive(Debug, Default)]
 struct Shard {
     entries: HashMap<InodeNo, Entry>,
-    /// Entries of files that are not open, the longest unused first.
-    inactive: BTreeMap<u64, InodeNo>,
-    /// The sum of their `pieces`.
-    inactive_pieces: usize,
+    inactive: Inactive,
     uses: u64,
 }
 
@@ -236,13 +262,12 @@ impl ActiveFiles {
     fn trim(&self, shard: &mut Shard) {
         let excess = shard.inactive.len().saturating_sub(self.inactive_per_shard);
         let is_over = |shard: &Shard| {
-            shard.inactive.len() > self.inactive_per_shard || shard.inactive_pieces > self.pieces_per_shard
+            shard.inactive.len() > self.inactive_per_shard || shard.inactive.pieces > self.pieces_per_shard
         };
         if !is_over(shard) {
             return;
         }
-        let candidates: Vec<InodeNo> =
-            shard.inactive.values().copied().take(excess + TRIM_ATTEMPTS).collect();
+        let candidates: Vec<InodeNo> = shard.inactive.inodes().take(excess + TRIM_ATTEMPTS).collect();
         for ino in candidates {
             if !is_over(shard) {
                 break;
@@ -272,20 +297,15 @@ impl Shard {
                 return Err(Status::Stale);
             }
             if entry.opens == 0 {
-                self.inactive.remove(&entry.used);
-                self.inactive.insert(used, ino);
-                let pieces = entry.file.pieces();
-                self.inactive_pieces = self.inactive_pieces - entry.pieces + pieces;
-                entry.pieces = pieces;
+                self.inactive.remove(entry.used);
+                self.inactive.insert(used, ino, &entry.file);
             }
             entry.used = used;
             return Ok(entry.file.clone());
         }
         let file = Arc::new(load()?);
-        let pieces = file.pieces();
-        self.entries.insert(ino, Entry { file: file.clone(), opens: 0, used, pieces });
-        self.inactive.insert(used, ino);
-        self.inactive_pieces += pieces;
+        self.entries.insert(ino, Entry { file: file.clone(), opens: 0, used });
+        self.inactive.insert(used, ino, &file);
         Ok(file)
     }
 
@@ -294,31 +314,26 @@ impl Shard {
         let used = self.uses;
         let entry = self.entries.get_mut(&ino).expect("an open file is in the table");
         if entry.opens == 0 {
-            self.inactive.remove(&entry.used);
-            self.inactive_pieces -= std::mem::take(&mut entry.pieces);
+            self.inactive.remove(entry.used);
         }
         entry.used = used;
         entry.opens = entry.opens.checked_add_signed(by).expect("a file is closed as often as it was opened");
         if entry.opens == 0 {
-            self.inactive.insert(used, ino);
-            entry.pieces = entry.file.pieces();
-            self.inactive_pieces += entry.pieces;
+            self.inactive.insert(used, ino, &entry.file);
         }
         entry.opens
     }
 
     fn remove(&mut self, ino: InodeNo) -> Option<Entry> {
         let entry = self.entries.remove(&ino)?;
-        self.inactive.remove(&entry.used);
-        // An open one has none.
-        self.inactive_pieces -= entry.pieces;
+        self.inactive.remove(entry.used);
         Some(entry)
     }
 
     fn steal_slot(&self, table: &FileTable) -> Option<FileSlot> {
         self.inactive
-            .values()
-            .filter_map(|ino| self.entries.get(ino))
+            .inodes()
+            .filter_map(|ino| self.entries.get(&ino))
             .find_map(|entry| entry.file.retire_slot(table))
     }
 }

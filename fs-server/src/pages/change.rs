@@ -20,6 +20,7 @@ use super::frames::{Frames, PrivateFrame};
 use super::{Pages, add};
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
+use async_lock::SemaphoreGuard;
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PoolPage};
 use cuttlefs_common::region::PagePart;
 use cuttlefs_common::status::Status;
@@ -101,7 +102,7 @@ pub(crate) trait PageOwner {
     fn note_written_directly(&self);
 }
 
-enum Way {
+pub(super) enum Way {
     Resident,
     Frame(PrivateFrame),
     Direct,
@@ -131,12 +132,7 @@ impl Pages {
                 }
             })
             .collect();
-        // A holder of a permit waits for a disk only, never for a lock, so waiting for a permit under locks is safe.
-        let _permit = if ways.iter().any(|way| matches!(way, Way::Direct)) {
-            Some(self.bounce.acquire().await)
-        } else {
-            None
-        };
+        let _permit = self.permit_for(&ways).await;
         let mut stored = self.read_stored(disk, owner, changes, &mut ways).await?;
 
         let mut direct: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -170,17 +166,20 @@ impl Pages {
                 },
             }
         }
-        let written = self.write_direct(disk, changes, bytes, &direct, &mut stored).await;
-        if !direct.is_empty() {
-            // Only a data sync makes these durable. They are noted when they are written, so that a sync that began before does not count.
-            owner.note_written_directly();
+        self.write_direct(disk, owner, changes, bytes, &direct, &mut stored).await
+    }
+
+    /// A permit for buffers, if a page is written directly. A holder of one waits for a disk only, never for a lock, so waiting for it under locks is safe.
+    pub(super) async fn permit_for(&self, ways: &[Way]) -> Option<SemaphoreGuard<'_>> {
+        match ways.iter().any(|way| matches!(way, Way::Direct)) {
+            true => Some(self.bounce.acquire().await),
+            false => None,
         }
-        written
     }
 
     /// Reads the pages on SSD that are only partly overwritten, in one batch: into their new frames, or into buffers, which are returned by the index
     /// of the change.
-    async fn read_stored(
+    pub(super) async fn read_stored(
         &self,
         disk: &dyn Disk,
         owner: &impl PageOwner,
@@ -225,9 +224,11 @@ impl Pages {
         if failed { Err(Status::Io) } else { Ok(buffers) }
     }
 
-    async fn write_direct(
+    /// Makes changes on SSD, in one batch; each group is of neighbouring pages.
+    pub(super) async fn write_direct(
         &self,
         disk: &dyn Disk,
+        owner: &impl PageOwner,
         changes: &[PageChange],
         bytes: NewBytes<'_>,
         groups: &[(usize, Vec<usize>)],
@@ -257,6 +258,8 @@ impl Pages {
         pages().for_each(|page| self.residency.begin_direct_write(page));
         let done = disk.submit(batch).await;
         pages().for_each(|page| self.residency.end_direct_write(page));
+        // Only a data sync makes these durable. They are noted when they are written, so that a sync that began before does not count.
+        owner.note_written_directly();
         let mut result = Ok(());
         for ((_, group), done) in groups.iter().zip(done) {
             match done.result {

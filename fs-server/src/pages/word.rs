@@ -12,15 +12,15 @@
 //! # Failure
 //! If the read fails, nothing is changed. After a failed direct write the page has the old word or the new one, as on any disk.
 
-use super::change::PageOwner;
-use super::frames::{Frames, PrivateFrame};
-use super::{Pages, add};
-use crate::pool::IoError;
+use super::change::{Base, NewBytes, PageChange, PageOwner, Way};
+use super::frames::Frames;
+use super::{Pages, Source};
 use crate::pool::aligned_buf::AlignedBuf;
-use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
-use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PoolPage};
+use crate::pool::disk::Disk;
+use cuttlefs_common::ids::{FilePage, PoolPage};
 use cuttlefs_common::region::ResidencyEntry;
 use cuttlefs_common::status::Status;
+use std::slice;
 
 /// A word of eight bytes in a page.
 #[derive(Clone, Copy, Debug)]
@@ -58,15 +58,27 @@ impl Pages {
         disk: &dyn Disk,
         owner: &impl PageOwner,
         place: WordPlace,
-        change: impl Fn(u64) -> u64,
+        change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, Status> {
         let _guards = self.locks.lock_many([place.pool]).await;
         self.tally(owner.ino()).note(place.file_page.0, place.pool);
         if !self.residency.load(place.pool).is_resident() {
-            let Some(frame) = self.take_frame() else {
-                return self.change_word_on_ssd(disk, owner, place, change).await;
+            let WordPlace { file_page, pool, offset_in_page } = place;
+            let page = PageChange {
+                file_page,
+                pool,
+                base: Base::Stored,
+                offset_in_page,
+                len: 8,
+                offset_in_source: 0,
             };
-            self.read_into(disk, owner, place, frame).await?;
+            let mut ways = [self.take_frame().map_or(Way::Direct, Way::Frame)];
+            let _permit = self.permit_for(&ways).await;
+            let stored = self.read_stored(disk, owner, slice::from_ref(&page), &mut ways).await?;
+            match ways {
+                [Way::Frame(frame)] => self.residency.publish(pool, frame, false),
+                _ => return self.change_word_on_ssd(disk, owner, &page, stored, change).await,
+            }
         }
         self.change_locked_word(owner, place, change).ok_or(Status::Io)
     }
@@ -101,88 +113,27 @@ impl Pages {
         Some(old)
     }
 
-    /// Reads the page of a word into a frame. The caller has its lock.
-    async fn read_into(
-        &self,
-        disk: &dyn Disk,
-        owner: &impl PageOwner,
-        place: WordPlace,
-        mut frame: PrivateFrame,
-    ) -> Result<(), Status> {
-        frame.io_begins();
-        let buffer = IoBuffer::Frames(vec![frame.index()]);
-        let read = self.one_io(disk, place.pool, IoKind::Read, buffer).await;
-        frame.io_ended();
-        self.read_or_noted(read, owner, place)?;
-        self.residency.publish(place.pool, frame, false);
-        Ok(())
-    }
-
+    /// The word of a page without a frame, whose bytes were read. The caller has its lock.
     async fn change_word_on_ssd(
         &self,
         disk: &dyn Disk,
         owner: &impl PageOwner,
-        place: WordPlace,
-        change: impl Fn(u64) -> u64,
+        page: &PageChange,
+        mut stored: Vec<(usize, AlignedBuf)>,
+        change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, Status> {
-        // A holder of a permit waits for a disk only, never for a lock, so waiting for a permit under locks is safe.
-        let _permit = self.bounce.acquire().await;
-        let buffer = IoBuffer::Owned(AlignedBuf::unfilled(PAGE_SIZE));
-        let read = self.one_io(disk, place.pool, IoKind::Read, buffer).await;
-        let IoBuffer::Owned(mut page) = self.read_or_noted(read, owner, place)? else {
-            return Err(Status::Io);
-        };
-        let word = &mut page.as_mut_slice()[place.offset_in_page..place.offset_in_page + 8];
         let mut bytes = [0; 8];
-        bytes.copy_from_slice(word);
+        let (_, read) = stored.first().expect("a part of a stored page is read");
+        bytes.copy_from_slice(&read.as_slice()[page.offset_in_page..page.offset_in_page + 8]);
         let old = u64::from_le_bytes(bytes);
         let new = change(old);
         if new == old {
             return Ok(old);
         }
-        word.copy_from_slice(&new.to_le_bytes());
-        self.residency.begin_direct_write(place.pool);
-        let written = self.one_io(disk, place.pool, IoKind::Write, IoBuffer::Owned(page)).await;
-        self.residency.end_direct_write(place.pool);
-        // Only a data sync makes it durable. It is noted when it is written, so that a sync that began before does not count.
-        owner.note_written_directly();
-        match written {
-            Ok(_) => {
-                add(&self.counters.direct_writes, 1);
-                Ok(old)
-            }
-            Err(error) => {
-                add(&self.counters.write_errors, 1);
-                tracing::error!(%error, "a direct write of a word failed");
-                Err(Status::Io)
-            }
-        }
-    }
-
-    /// Reads or writes one page.
-    async fn one_io(
-        &self,
-        disk: &dyn Disk,
-        pool: PoolPage,
-        kind: IoKind,
-        buffer: IoBuffer,
-    ) -> Result<IoBuffer, IoError> {
-        let request = IoRequest { kind, offset: pool.byte_offset(), buffer };
-        let mut ended = disk.submit(vec![request]).await;
-        let done = ended.pop().expect("each request ends");
-        done.result.map(|()| done.buffer)
-    }
-
-    fn read_or_noted(
-        &self,
-        read: Result<IoBuffer, IoError>,
-        owner: &impl PageOwner,
-        place: WordPlace,
-    ) -> Result<IoBuffer, Status> {
-        add(&self.counters.read_modify_writes, 1);
-        read.map_err(|error| {
-            self.note_unreadable(&error, owner.ino(), place.file_page, place.pool);
-            Status::Io
-        })
+        let bytes = new.to_le_bytes();
+        let bytes = NewBytes::From(Source::Bytes(&bytes));
+        self.write_direct(disk, owner, slice::from_ref(page), bytes, &[(0, vec![0])], &mut stored)
+            .await
+            .map(|()| old)
     }
 }

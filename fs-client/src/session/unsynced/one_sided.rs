@@ -6,7 +6,7 @@
 //! A change is noted when it is done, by a number that a sync compares with its mark. One that was under way in a recovery from a kill, and is
 //! done by its completion, was done in a *life* of the server that is over: its file has lost it.
 
-use super::Unsynced;
+use super::{State, Unsynced};
 use cuttlefs_common::ids::InodeNo;
 use std::collections::BTreeMap;
 
@@ -35,6 +35,14 @@ impl OneSided {
     }
 }
 
+impl State {
+    /// The file's last change without a copy is the one of now.
+    fn note_last_one_sided(&mut self, ino: InodeNo) {
+        self.one_sided.last.insert(ino, self.next);
+        self.next += 1;
+    }
+}
+
 impl Unsynced {
     /// The server's present life. To be asked for before a change is posted.
     pub(crate) fn life(&self) -> Life {
@@ -45,9 +53,7 @@ impl Unsynced {
     pub(crate) fn note_one_sided(&self, ino: InodeNo, life: Life) {
         let mut state = self.state.lock();
         if state.one_sided.life == life {
-            let number = state.next;
-            state.next += 1;
-            state.one_sided.last.insert(ino, number);
+            state.note_last_one_sided(ino);
         } else {
             drop(state);
             self.losses.note(ino);
@@ -59,9 +65,7 @@ impl Unsynced {
         let mut state = self.state.lock();
         if state.session == session {
             if !state.durable_answers {
-                let number = state.next;
-                state.next += 1;
-                state.one_sided.last.insert(ino, number);
+                state.note_last_one_sided(ino);
             }
         } else if state.durable_before != Some(session) {
             drop(state);
