@@ -161,6 +161,10 @@ check "cuttlefsd memory over a Unix socket, with a budget" start_node --size 256
 check "a program beyond the budget is ended" ended "$WORK/budget.log" --limit 1M --size 64M --memory "unix://$WORK/node.sock" python3 "$JOB" dictionary
 check "and told why" grep -q 'budget' "$WORK/budget.log"
 stop_node
+check "cuttlefsd memory over shared memory" start_node --size 256M --listen "shm://$WORK/node.shm"
+check "its status says that no RNIC executes there" bash -c "'$CUTTLEFS_BIN/cuttlefs' status --memory 'shm://$WORK/node.shm' | grep -q 'by its processor'"
+check "a job on it" swap --limit 3M --size 64M --memory "shm://$WORK/node.shm" python3 "$JOB" dictionary
+stop_node
 check "cuttlefsd memory once more" start_node --size 256M --listen "unix://$WORK/node.sock"
 begun_then "$NODE" &
 killer=$!

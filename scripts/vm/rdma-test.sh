@@ -20,7 +20,7 @@ while getopts k:l option; do
 done
 shift $((OPTIND - 1))
 # By package, so that cargo builds them as it does for the whole workspace.
-tests=(rdma_semantics hardware_hostile remote_keys shared_receives native reference_model)
+tests=(rdma_semantics hardware_hostile memory_node np remote_keys shared_receives native reference_model)
 with_mount=1
 [[ -n $verbs ]] && tests=(durable_rpc rdma_semantics) with_mount=
 if (($#)); then

@@ -19,7 +19,6 @@ pub(super) fn failed(action: &str, node: &Endpoint, error: RemoteError) -> anyho
         RemoteError::Rdma(RdmaError::Handshake { .. } | RdmaError::Closed) => {
             "; what listens there is no `cuttlefsd memory` of this version, hangs, or is stopping"
         }
-        _ if matches!(node, Endpoint::Shm(_)) => "; memory nodes listen at tcp:// and unix:// only",
         RemoteError::Rdma(RdmaError::Io { source, .. })
             if matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) =>
         {
@@ -38,7 +37,7 @@ pub(super) fn lines(node: &Endpoint, figures: &NodeFigures) -> String {
         "memory node {node}\n\
          memory      {} to lend, {} free\n\
          clients     {} of {} at most have {}; each may have {}\n\
-         operations  {loads} loads, {} stores ({unmapped} of new pages), {invalidates} pages given back\n\
+         operations  {loads} loads, {} stores ({unmapped} of new pages), {invalidates} pages given back, by its {}\n\
          ended       {} clients have left, or were silent or cut off; {} operations were stopped\n",
         size(figures.pages),
         size(figures.free),
@@ -47,6 +46,7 @@ pub(super) fn lines(node: &Endpoint, figures: &NodeFigures) -> String {
         size(figures.mapped),
         size(figures.budget),
         mapped.saturating_add(unmapped),
+        if figures.by_processor { "processor: no RNIC there can" } else { "RNIC" },
         figures.gone,
         figures.faults,
     )
@@ -68,6 +68,7 @@ pub(super) fn json(figures: &NodeFigures) -> Value {
             "load": load, "mapped_store": mapped_store, "unmapped_store": unmapped_store, "invalidate": invalidate,
         },
         "entries": figures.entries,
+        "by_processor": figures.by_processor,
         "control_messages": figures.control_messages,
         "faults": figures.faults,
         "queue_set_right": figures.set_right,
@@ -101,7 +102,7 @@ mod tests {
                 "memory node {at}\n\
                  memory      4M to lend, {} free\n\
                  clients     1 of 64 at most have 4K; each may have 2M\n\
-                 operations  1 loads, 2 stores (1 of new pages), 0 pages given back\n\
+                 operations  1 loads, 2 stores (1 of new pages), 0 pages given back, by its RNIC\n\
                  ended       0 clients have left, or were silent or cut off; 0 operations were stopped\n",
                 ByteSize(figures.free * PAGE_SIZE_U64)
             )

@@ -50,7 +50,7 @@ pub(super) struct SwapArgs {
     /// Memory that all processes together may have at the node and not here at one time
     #[arg(long, default_value = "1G", value_name = "SIZE")]
     size: ByteSize,
-    /// The memory node: tcp://HOST:PORT or unix:///PATH [default: one of its own, in this process]
+    /// The memory node: tcp://HOST:PORT, unix:///PATH, rdma://HOST:PORT or shm:///PATH [default: one of its own, in this process]
     #[arg(long, value_name = "ENDPOINT")]
     memory: Option<Endpoint>,
     /// The key to show over tcp:// [default: CUTTLEFS_KEY]

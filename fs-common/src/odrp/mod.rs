@@ -21,5 +21,3 @@ pub use wire::{Answer, BadMessage, MAPPED_PER_ANSWER, MESSAGE_MAX, Question, Why
 
 #[cfg(test)]
 mod model_tests;
-#[cfg(test)]
-mod node_tests;

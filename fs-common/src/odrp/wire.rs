@@ -7,7 +7,7 @@ use super::figures::NodeFigures;
 use serde::{Deserialize, Serialize};
 
 /// The version of the messages and of the chains' own messages.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// The longest message.
 pub const MESSAGE_MAX: usize = 4096;
 /// Entries of one answer about what is mapped: their bits fit a message.
@@ -149,6 +149,7 @@ mod tests {
         let figures = NodeFigures {
             clients: 1,
             clients_max: 64,
+            by_processor: true,
             pages: 3,
             free: 4,
             mapped: 5,
@@ -160,7 +161,7 @@ mod tests {
             set_right: 14,
             gone: 15,
         };
-        let golden = [VERSION, 6, 1, 64, 3, 4, 5, 6, 7, 8, 9, 10, 0xac, 2, 12, 13, 14, 15];
+        let golden = [VERSION, 6, 1, 64, 1, 3, 4, 5, 6, 7, 8, 9, 10, 0xac, 2, 12, 13, 14, 15];
         assert_eq!(encode(&Answer::Figures(figures)), Ok(golden.to_vec()));
     }
 
@@ -211,6 +212,7 @@ mod tests {
         NodeFigures {
             clients: words[0],
             clients_max: words[1],
+            by_processor: words[1] % 2 == 1,
             pages: words[2],
             free: words[3],
             mapped: words[4],

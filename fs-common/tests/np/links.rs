@@ -70,37 +70,52 @@ impl Device for Plain {
     }
 }
 
+fn serves_by_messages(device: &Arc<dyn Device>, link: LinkKind) {
+    let served = Served::by(device, link, 256, PagedAccess::ReadWrite);
+    let mut peer = served.peer_by(device, Served::settings());
+    assert!(!peer.peer.is_optimistic());
+    // Eight times what fits into its frames.
+    for turn in 0..2 {
+        for page in (0..256).step_by(3) {
+            let bytes = pattern(page + turn, 5000);
+            if page < 254 {
+                peer.write(page * PAGE + 7, &bytes);
+                assert!(peer.read(page * PAGE + 7, 5000) == bytes, "{link:?} {page}");
+            }
+        }
+    }
+    assert!(peer.read(0, 1 << 19).iter().any(|byte| *byte != 0));
+    peer.write(8, &7u64.to_le_bytes());
+    assert_eq!(peer.run(NpOp::FetchAdd(5), 8, 8).status, NpStatus::Success);
+    assert_eq!(peer.read(8, 8), 12u64.to_le_bytes());
+    let figures = peer.peer.figures();
+    assert_eq!((figures.one_sided, figures.entry_reads, figures.read_faults), (0, 0, 0), "{figures:?}");
+    assert!(served.region.figures().major_faults > 100);
+    assert_eq!(served.server.figures().breaches, 0);
+    let readers = Served::by(device, link, 16, PagedAccess::Read);
+    let mut reader = readers.peer_by(device, Served::settings());
+    assert_eq!(reader.read(0, 100), [0; 100]);
+    let wr = reader.wr(NpOp::Write, 0, 0, 8);
+    assert!(matches!(reader.peer.post(wr), Err(NpError::ReadOnly)));
+}
+
 #[test]
 fn an_rnic_that_cannot_look_pages_up_serves_by_messages() {
     for link in LINKS {
         let device: Arc<dyn Device> = Arc::new(Plain(device()));
-        let served = Served::by(&device, link, 256, PagedAccess::ReadWrite);
-        let mut peer = served.peer();
-        assert!(!peer.peer.is_optimistic());
-        // Eight times what fits into its frames.
-        for turn in 0..2 {
-            for page in (0..256).step_by(3) {
-                let bytes = pattern(page + turn, 5000);
-                if page < 254 {
-                    peer.write(page * PAGE + 7, &bytes);
-                    assert!(peer.read(page * PAGE + 7, 5000) == bytes, "{link:?} {page}");
-                }
-            }
-        }
-        assert!(peer.read(0, 1 << 19).iter().any(|byte| *byte != 0));
-        peer.write(8, &7u64.to_le_bytes());
-        assert_eq!(peer.run(NpOp::FetchAdd(5), 8, 8).status, NpStatus::Success);
-        assert_eq!(peer.read(8, 8), 12u64.to_le_bytes());
-        let figures = peer.peer.figures();
-        assert_eq!((figures.one_sided, figures.entry_reads, figures.read_faults), (0, 0, 0), "{figures:?}");
-        assert!(served.region.figures().major_faults > 100);
-        assert_eq!(served.server.figures().breaches, 0);
-        let readers = Served::by(&device, link, 16, PagedAccess::Read);
-        let mut reader = readers.peer();
-        assert_eq!(reader.read(0, 100), [0; 100]);
-        let wr = reader.wr(NpOp::Write, 0, 0, 8);
-        assert!(matches!(reader.peer.post(wr), Err(NpError::ReadOnly)));
+        serves_by_messages(&device, link);
     }
+}
+
+/// Over a real RNIC (scripts/vm/rdma-test.sh).
+#[cfg(feature = "verbs")]
+#[test]
+#[ignore = "wants an RNIC"]
+fn over_rdma_a_region_is_served_by_messages() {
+    use cuttlefs_common::rdma::verbs_provider::VerbsDevice;
+    let endpoint = Endpoint::Rdma { host: rdma_host(), port: 0, via: None };
+    let device: Arc<dyn Device> = VerbsDevice::to_listen(&endpoint, TcpSecurity::Insecure).expect("an RNIC");
+    serves_by_messages(&device, LinkKind::Rdma);
 }
 
 #[test]

@@ -28,6 +28,12 @@ use std::time::Duration;
 const PAGE: u64 = PAGE_SIZE as u64;
 const LINKS: [LinkKind; 3] = [LinkKind::Shm, LinkKind::Unix, LinkKind::Tcp];
 
+/// The address of an RNIC's interface, where a test runs over one.
+fn rdma_host() -> String {
+    std::env::var("CUTTLEFS_RDMA_ADDRESS")
+        .expect("CUTTLEFS_RDMA_ADDRESS says which RNIC: an address of its interface")
+}
+
 fn device() -> Arc<dyn Device> {
     SoftDevice::new(SoftOptions { tcp: TcpSecurity::Loopback, ..SoftOptions::default() })
 }
@@ -36,6 +42,7 @@ fn endpoint(link: LinkKind, dir: &tempfile::TempDir) -> Endpoint {
     match link {
         LinkKind::Shm => Endpoint::Shm(dir.path().join("shm.sock")),
         LinkKind::Unix => Endpoint::Unix(dir.path().join("unix.sock")),
+        LinkKind::Rdma => Endpoint::Rdma { host: rdma_host(), port: 0, via: None },
         _ => Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
     }
 }
@@ -81,7 +88,11 @@ impl Served {
     }
 
     fn peer_with(&self, settings: NpSettings) -> Peer {
-        Peer::new(NpPeer::connect(&device(), &self.server.endpoint(), settings).expect("connected"))
+        self.peer_by(&device(), settings)
+    }
+
+    fn peer_by(&self, device: &Arc<dyn Device>, settings: NpSettings) -> Peer {
+        Peer::new(NpPeer::connect(device, &self.server.endpoint(), settings).expect("connected"))
     }
 }
 

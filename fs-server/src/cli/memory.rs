@@ -32,13 +32,13 @@ pub(super) struct MemoryArgs {
     /// The most that one client may have; without it one client can take all, and the programs of the others are ended [default: all of it]
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
-    /// Where to listen: tcp://HOST:PORT or unix:///PATH
+    /// Where to listen: tcp://HOST:PORT or unix:///PATH; over rdma://HOST:PORT and shm:///PATH the node's processor does what else its RNIC does
     #[arg(long, value_name = "ENDPOINT")]
     listen: Endpoint,
-    /// A key that tcp:// takes (`cuttlefsd key new`); may be given several times
+    /// A key that tcp:// and rdma:// take (`cuttlefsd key new`); may be given several times
     #[arg(long, value_name = "FILE")]
     key: Vec<PathBuf>,
-    /// Take anybody over tcp://, without keys and in plain: for networks whose every member is trusted
+    /// Take anybody over tcp:// and rdma://, without keys and in plain: for networks whose every member is trusted
     #[arg(long)]
     insecure: bool,
 }
@@ -56,10 +56,10 @@ pub(super) fn run(args: MemoryArgs) -> anyhow::Result<()> {
     if let Some(warning) = MachineMemory::read().admit("--size", args.size.0)? {
         tracing::warn!("{warning}");
     }
-    let is_tcp = matches!(args.listen, Endpoint::Tcp { .. });
+    let is_network = matches!(args.listen, Endpoint::Tcp { .. } | Endpoint::Rdma { .. });
     ensure!(
-        !is_tcp || args.insecure || !args.key.is_empty(),
-        "over tcp:// clients need a key; make one (cuttlefsd key new FILE) and give it with --key FILE, or give --insecure"
+        !is_network || args.insecure || !args.key.is_empty(),
+        "over tcp:// and rdma:// clients need a key; make one (cuttlefsd key new FILE) and give it with --key FILE, or give --insecure"
     );
     descriptors::raise_to_at_least(DESCRIPTORS_LEAST, "a memory node")?;
     let listen = std::slice::from_ref(&args.listen);

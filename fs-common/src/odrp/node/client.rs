@@ -5,6 +5,7 @@ use super::super::pages::{Table, keys, views};
 use super::super::wire::Why;
 use super::Shared;
 use super::connections::FAULT;
+use super::processor::{About, Executed};
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::chain::{ChainFigures, Fault, FaultKind, NotInView, View, WorkQueue, check, listing};
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 struct Queue {
     number: QpNumber,
     figures: Arc<ChainFigures>,
+    /// What executes it, if no RNIC does.
+    executed: Option<Executed>,
 }
 
 /// A client.
@@ -103,9 +106,37 @@ impl Client {
         tracing::trace!(?kind, "armed:\n{}", listing(&queue, 1, 10));
         let figures = queue.figures.clone();
         self.forget(kind);
-        self.queues[kind.index()] = Some(Queue { number: qp.number(), figures });
+        self.queues[kind.index()] = Some(Queue { number: qp.number(), figures, executed: None });
         self.move_limit();
-        qp.arm(queue).map_err(|error| failed(&error))
+        if !shared.by_processor {
+            return qp.arm(queue).map_err(|error| failed(&error));
+        }
+        let executed = Executed::new(shared, kind, queue, qp)?;
+        if let Some(queue) = &mut self.queues[kind.index()] {
+            queue.executed = Some(executed);
+        }
+        Ok(())
+    }
+
+    /// A request of a queue that the processor executes is done.
+    pub(super) fn done(&mut self, kind: Kind, about: About, len: u32) {
+        if let Some(executed) = self.queues[kind.index()].as_mut().and_then(|queue| queue.executed.as_mut()) {
+            executed.done(about, len);
+        }
+    }
+
+    /// Executes what its messages let go on. Returns the queue pairs that are at their end, and whether by a fault.
+    pub(super) fn go_on(&mut self) -> Vec<(QpNumber, bool)> {
+        let mut ended = Vec::new();
+        for queue in self.queues.iter_mut().flatten() {
+            if let Some(executed) = &mut queue.executed
+                && let Err(fault) = executed.go_on()
+            {
+                ended.push((queue.number, fault.is_some()));
+                queue.executed = None;
+            }
+        }
+        ended
     }
 
     /// The present queue of a kind is no more; returns its queue pair.

@@ -5,6 +5,7 @@
 
 use super::super::chains::Kind;
 use super::super::wire::MESSAGE_MAX;
+use super::processor::WINDOW;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::{
@@ -18,10 +19,10 @@ use std::time::Instant;
 
 /// The most connections: five of each of `CLIENTS_MAX` clients, and some of who only asks for figures.
 pub(super) const CONNECTIONS_MAX: usize = 5 * super::CLIENTS_MAX + 8;
-/// Receives and sends of a connection: one question at a time, and the completion of a fault.
-pub(super) const RECEIVE_DEPTH: u32 = 4;
-/// An answer, and the one before it whose completion was not polled yet.
-pub(super) const SEND_DEPTH: u32 = 16;
+/// Receives of a connection: one question at a time, and the completion of a fault; or the messages of a queue that the processor executes.
+pub(super) const RECEIVE_DEPTH: u32 = WINDOW + 4;
+/// What such a queue tells; an answer, and the ones before it whose completions were not polled yet.
+pub(super) const SEND_DEPTH: u32 = 2 * WINDOW;
 /// Name of the receives.
 pub(super) const RECEIVE: WrId = WrId(1);
 /// Name of the completions that faults make.

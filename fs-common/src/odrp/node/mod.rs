@@ -2,7 +2,7 @@
 //!
 //! # The threads
 //! One accepts connections. One (`service`) answers control messages, hears of chains that faulted, and ticks: budgets, leases, connections that are gone.
-//! Both sleep while clients work.
+//! Both sleep while clients work. Only where no RNIC executes chains, the service thread does that, too (`processor`).
 //!
 //! # Setting right
 //! When the queue was found empty, and when a client is gone, the gate of all chains is closed, the queue is made anew from the tables
@@ -10,6 +10,7 @@
 
 mod client;
 mod connections;
+mod processor;
 mod service;
 
 use super::chains::Kind;
@@ -20,7 +21,7 @@ use crate::rdma::{
     Access, Device, Endpoint, Listener, MemoryRegion, PeerIdentity, ProtectionDomain, QpConfig, RdmaError,
 };
 use client::Client;
-use connections::{Connections, RECEIVE_DEPTH, SEND_DEPTH};
+use connections::{CONNECTIONS_MAX, Connections, RECEIVE_DEPTH, SEND_DEPTH};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
@@ -32,8 +33,8 @@ use std::time::Duration;
 pub const CLIENTS_MAX: usize = 64;
 /// How often the service looks at budgets, leases and connections.
 const TICK: Duration = Duration::from_millis(100);
-/// Depth of the completion queue of all connections.
-const CQ_DEPTH: u32 = 4096;
+/// Depth of the completion queue of all connections: with all of them, a place for each request that may be outstanding.
+const CQ_DEPTH: u32 = CONNECTIONS_MAX as u32 * (SEND_DEPTH + RECEIVE_DEPTH);
 
 /// Options of a node.
 #[derive(Clone, Debug)]
@@ -96,6 +97,8 @@ struct Shared {
     pool: Arc<dyn MemoryRegion>,
     free: Arc<dyn MemoryRegion>,
     gate: Arc<Gate>,
+    /// Whether chains are executed by the service thread: no RNIC does.
+    by_processor: bool,
     state: Mutex<State>,
     stopping: AtomicBool,
     control_messages: AtomicU64,
@@ -131,12 +134,8 @@ impl MemoryNode {
         endpoint: &Endpoint,
         options: NodeOptions,
     ) -> Result<Self, NodeError> {
-        if !device.capabilities().chains || matches!(endpoint, Endpoint::Shm(_)) {
-            return Err(RdmaError::Unsupported(format!(
-                "no RNIC executes chains at {endpoint}; use a tcp:// or unix:// endpoint"
-            ))
-            .into());
-        }
+        // Over shared memory there is no RNIC beside the two processors.
+        let by_processor = !device.capabilities().chains || matches!(endpoint, Endpoint::Shm(_));
         let memory = |source| NodeError::Memory { pages: options.pages, source };
         let pages = Pages::new(options.pages).map_err(memory)?;
         let pd = device.alloc_pd()?;
@@ -152,6 +151,7 @@ impl MemoryNode {
             pool,
             free,
             gate: Arc::default(),
+            by_processor,
             state: Mutex::new(State {
                 clients: HashMap::new(),
                 last_client: 0,
@@ -208,6 +208,7 @@ impl Shared {
             clients: state.clients.len() as u64,
             clients_max: CLIENTS_MAX as u64,
             budget: self.options.budget,
+            by_processor: self.by_processor,
             pages: self.pages.count(),
             free: self.pages.free_count(),
             chains: state.past,

@@ -1,8 +1,9 @@
-//! The node's one thread with something to do: control messages, chains that faulted, ticks.
+//! The node's one thread with something to do: control messages, chains that faulted, ticks, and chains where no RNIC executes them.
 
 use super::super::wire::{Answer, MAPPED_PER_ANSWER, Question, encode, parse};
 use super::client::Client;
 use super::connections::{FAULT, RECEIVE, Role};
+use super::processor::About;
 use super::{CLIENTS_MAX, Shared, State, TICK};
 use crate::ids::QpNumber;
 use crate::rdma::{Completion, QueuePair, WcStatus};
@@ -28,6 +29,9 @@ pub(super) fn serve(shared: &Shared) {
             ticked = Instant::now();
             shared.tick(ticked);
         }
+        if shared.by_processor {
+            shared.go_on();
+        }
     }
     for qp in shared.state.lock().connections.of(|_| true) {
         qp.close();
@@ -43,8 +47,36 @@ impl Shared {
             }
             (RECEIVE, WcStatus::Success) => self.question(completion.qp, completion.byte_len),
             (RECEIVE, _) => self.ended(completion.qp),
-            // An answer that could not be sent: the connection's receive tells the same.
-            _ => {}
+            (name, status) => match (About::of(name), status) {
+                (Some(about), WcStatus::Success) => self.done(about, &completion),
+                (Some(_), _) => self.ended(completion.qp),
+                // An answer that could not be sent: the connection's receive tells the same.
+                (None, _) => {}
+            },
+        }
+    }
+
+    /// A message to a queue that this thread executes, or the end of what it told.
+    fn done(&self, about: About, completion: &Completion) {
+        let State { clients, connections, .. } = &mut *self.state.lock();
+        if let Some(Role::Chains(id, kind)) = connections.get(completion.qp).map(|connection| connection.role)
+            && let Some(client) = clients.get_mut(&id)
+        {
+            client.done(kind, about, completion.byte_len);
+        }
+    }
+
+    /// Executes chains. A queue that ends may have the others' messages go on: the free page queue is set right then.
+    fn go_on(&self) {
+        loop {
+            let ended: Vec<_> = self.state.lock().clients.values_mut().flat_map(Client::go_on).collect();
+            if ended.is_empty() {
+                return;
+            }
+            for (number, is_fault) in ended {
+                self.faults.fetch_add(u64::from(is_fault), Ordering::Relaxed);
+                self.ended(number);
+            }
         }
     }
 

@@ -186,7 +186,7 @@ pub trait QueuePair: Send + Sync {
 /// The error of a device or link that executes no chains.
 pub(in crate::rdma) fn no_chains() -> RdmaError {
     RdmaError::Unsupported(
-        "no RNIC executes chains of work requests here; use a tcp:// or unix:// endpoint, or two-sided requests".to_owned(),
+        "no RNIC executes chains of work requests here; use a tcp:// or unix:// endpoint, or have a thread execute them (rdma::chain::Chain)".to_owned(),
     )
 }
 
