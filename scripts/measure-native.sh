@@ -44,8 +44,9 @@ say "bench native"
     echo "The results of all runs are the same. Of the reads by preload, the last round's:"
     echo
     for kind in "${kinds[@]}"; do
-        taken=$(grep -o '[0-9,]* reads taken' "$WORK/report.$kind") || die "no report of $kind"
-        echo "* $kind: $taken past the kernel$([[ $taken == "0 reads taken" ]] && echo ': both columns are the kernel, which reads its mappings')"
+        taken=$(awk '/ reads taken$/ {print $1}' "$WORK/report.$kind")
+        [[ -n $taken ]] || die "no report of $kind"
+        echo "* $kind: $taken reads taken past the kernel$([[ $taken == 0 ]] && echo ': both columns are the kernel, which reads its mappings')"
     done
     echo
     python3 - "$WORK" "$rounds" "${kinds[@]}" <<'PY'
