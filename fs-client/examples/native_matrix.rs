@@ -13,6 +13,7 @@ use cuttlefs_client::native::{
 };
 use std::error::Error;
 use std::process::Command;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const DEPTH: usize = 32;
@@ -155,7 +156,17 @@ fn multiply(session: &Session, url: &str, size: usize, processes: usize) -> Resu
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("native_matrix: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let trust = Trust { key: std::env::var_os("CUTTLEFS_KEY").map(Into::into), server_user: None };
     let connect = |url: &str| Session::connect(url, ConnectOptions { trust, ..ConnectOptions::default() });

@@ -15,6 +15,7 @@
 
 use cuttlefs_client::native::{ConnectOptions, File, NativeError, OpenOptions, Session, Trust};
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const SLOT: usize = 256;
@@ -136,7 +137,17 @@ impl Table {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("native_table: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let trust = Trust { key: std::env::var_os("CUTTLEFS_KEY").map(Into::into), server_user: None };
     let connect = |url: &str| Session::connect(url, ConnectOptions { trust, ..ConnectOptions::default() });

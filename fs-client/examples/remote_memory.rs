@@ -25,6 +25,7 @@ use std::error::Error;
 use std::fs::{OpenOptions, remove_file};
 use std::io::Write as _;
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -70,6 +71,9 @@ fn serve(endpoint: &str, size: &str, budget: &str, file: &Path) -> Result<(), Bo
         return Err(
             format!("SIZE is at least {}, BUDGET {}", ByteSize(SIZE_MIN), ByteSize(BUDGET_MIN)).into()
         );
+    }
+    if budget.0 > size.0 {
+        return Err(format!("BUDGET {budget} is more than SIZE {size}; give SIZE at most").into());
     }
     // Before there is a thread that would take the signals itself.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
@@ -213,7 +217,17 @@ fn use_it(endpoint: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("remote_memory: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", endpoint, size, budget] => serve(endpoint, size, budget, Path::new("remote-memory.pages")),

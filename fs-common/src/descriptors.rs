@@ -2,6 +2,7 @@
 //!
 //! The kernel gives the lowest free number, so a descriptor's number says how many there are at least. Who accepts a
 //! connection and is given one of the last `OWN_DESCRIPTORS` for it closes it again, so that the database, logs and `status` still get theirs.
+//! Administrators may have half of these, so that all others together do not keep them out.
 
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -58,12 +59,13 @@ pub fn raise_to_at_least(least: u64, whom: &'static str) -> Result<u64, Descript
     }
 }
 
-/// Whether a peer's connection may have this descriptor.
-pub fn is_for_peers(descriptor: impl AsFd) -> bool {
+/// Whether a peer's connection may have this descriptor, that of an administrator or of somebody else.
+pub fn is_for_peers(descriptor: impl AsFd, is_administrator: bool) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let number = u64::try_from(descriptor.as_fd().as_raw_fd()).unwrap_or(0);
     // A process with a small limit, such as a test or a client, reserves only a part of it.
-    number < limit - OWN_DESCRIPTORS.min(limit / 4)
+    let reserve = OWN_DESCRIPTORS.min(limit / 4);
+    number < limit - if is_administrator { reserve / 2 } else { reserve }
 }
 
 #[cfg(test)]
@@ -85,11 +87,13 @@ mod tests {
         while let Ok(descriptor) = eventfd(0, EventfdFlags::CLOEXEC) {
             all.push(descriptor);
         }
-        let for_peers = all.iter().filter(|descriptor| is_for_peers(descriptor)).count();
-        let kept = all.iter().filter(|descriptor| !is_for_peers(descriptor)).count();
+        let for_peers = all.iter().filter(|descriptor| is_for_peers(descriptor, false)).count();
+        let kept = [false, true].map(|is_administrator| {
+            all.iter().filter(|descriptor| !is_for_peers(descriptor, is_administrator)).count()
+        });
         drop(all);
         setrlimit(Resource::Nofile, Rlimit { current: Some(granted), maximum }).expect("raised");
         assert!(for_peers > 0);
-        assert_eq!(kept, 100, "a quarter of so few");
+        assert_eq!(kept, [100, 50], "a quarter of so few, and half of that");
     }
 }

@@ -26,6 +26,7 @@ use cuttlefs_common::rpc::{Restored, Rights, Sampling};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -315,8 +316,14 @@ impl Server {
         self.closed_all(self.files.revoke(session.number())).await;
     }
 
-    /// Does what the closing of files asks for: frees each unlinked file that nobody has open any more.
+    /// Does what the closing of files asks for: what was opened by region keys changes nothing any more when this returns, and each unlinked file is freed
+    /// that nobody has open any more.
     pub async fn closed_all(&self, closed: Vec<ClosedRegion>) {
+        let by_keys: BTreeSet<_> =
+            closed.iter().filter(|closed| closed.by_key).map(|closed| closed.ino).collect();
+        for file in by_keys.into_iter().filter_map(|ino| self.files.active(ino)) {
+            files::settle(&file).await;
+        }
         for closed in closed {
             self.closed(closed).await;
         }

@@ -38,8 +38,10 @@ class _Options(ctypes.Structure):
 
 
 class Stat(ctypes.Structure):
-    _fields_ = [(name, c_uint64) for name in ("ino", "size", "allocated_bytes", "mtime_seconds", "ctime_seconds")] + [
-        (name, c_uint32) for name in ("mtime_nanoseconds", "ctime_nanoseconds", "mode", "nlink", "uid", "gid")
+    _fields_ = [
+        *((name, c_uint64) for name in ("ino", "size", "allocated_bytes")),
+        *((name, c_int64) for name in ("mtime_seconds", "ctime_seconds")),
+        *((name, c_uint32) for name in ("mtime_nanoseconds", "ctime_nanoseconds", "mode", "nlink", "uid", "gid")),
     ]
 
 
@@ -169,11 +171,14 @@ class File(_Handle):
         return room.raw[:got]
 
     def write(self, offset, data):
-        _done(_pwrite(self.handle, bytes(data), len(data), offset))
+        """Writes all bytes of anything that has some: bytes, an array, a view of any shape."""
+        data = bytes(memoryview(data))
+        _done(_pwrite(self.handle, data, len(data), offset))
 
     def append(self, data):
-        """Returns the offset of the first byte."""
-        return _done(_append(self.handle, bytes(data), len(data)))
+        """Appends all bytes of anything that has some. Returns the offset of the first byte."""
+        data = bytes(memoryview(data))
+        return _done(_append(self.handle, data, len(data)))
 
     def sync(self):
         _done(_fsync(self.handle))

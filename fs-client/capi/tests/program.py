@@ -1,5 +1,6 @@
 """A Python program of the API: tests/c_program.rs runs it with the URL of a server, PYTHONPATH at the binding and CUTTLEFS_LIBRARY at the library."""
 
+import array
 import errno
 import os
 import select
@@ -32,6 +33,20 @@ with cuttlefs.Session(sys.argv[1], label="a Python program", threads=2) as sessi
     file.sync()
     assert file.stat().size == session.stat("python/file").size == len(data) + 4
     file.truncate(len(data))
+    # Elements of more than a byte, and more dimensions than one: all bytes count. A number is no bytes.
+    words = array.array("I", [1, 2, 3])
+    file.write(0, words)
+    assert file.append(memoryview(data)[:64].cast("B", (8, 8))) == len(data)
+    assert file.read(0, 12) == words.tobytes() and file.read(len(data), 100) == data[:64]
+    for write in (lambda: file.write(0, 5), lambda: file.append(5)):
+        try:
+            write()
+            sys.exit("a number was written")
+        except TypeError:
+            pass
+    file.write(0, data[:12])
+    file.truncate(len(data))
+    assert cuttlefs.Stat(mtime_seconds=-100).mtime_seconds == -100
 
     other = cuttlefs.Session(sys.argv[1])
     key = file.bind(0, PAGE, cuttlefs.READ | cuttlefs.WRITE)

@@ -359,7 +359,7 @@ fn problems(status: &Value) -> Vec<String> {
     if let Some((free, all)) = free.filter(|(free, all)| *free < all / FREE_SHARE) {
         problems.push(format!("the pool is nearly full: {free} of {all} pages are free"));
     }
-    let room = size(status, "/metadata/room_bytes").zip(size(status, "/metadata/reserve_bytes"));
+    let room = size(status, "/metadata/room_bytes").zip(size(status, "/metadata/reserve_bound"));
     if let Some((room, reserve)) = room.filter(|(room, reserve)| room.0 < reserve.0.saturating_mul(2)) {
         problems.push(format!(
             "the file system of meta/ is nearly full: {room} left, and new names are refused below twice {reserve}"
@@ -408,7 +408,7 @@ mod tests {
             ]},
             "pages": {"rotten": 0}, "connections": {"refused": 0},
             "scrub": {"last": null}, "rpc": {"lookup": 5},
-            "metadata": {"room_bytes": 200, "reserve_bytes": 100},
+            "metadata": {"room_bytes": 200, "reserve_bytes": 100, "reserve_bound": 100},
             "mount": {"mountpoint": "/mnt", "pid": 8, "unsynced_bytes": 0, "unsynced_files": 0},
         });
         let expected = "\
@@ -510,7 +510,9 @@ problems    none known
             (json!({"connections": {"refused": 4}}), "4 connections"),
             (json!({"metadata": {"failures": 1}}), "changes may be refused"),
             (json!({"pool": {"free_pages": 9, "pages": 100}}), "nearly full"),
-            (json!({"metadata": {"room_bytes": 199, "reserve_bytes": 100}}), "meta/ is nearly full"),
+            (json!({"metadata": {"room_bytes": 199, "reserve_bound": 100}}), "meta/ is nearly full"),
+            // What was held back is used up, too.
+            (json!({"metadata": {"room_bytes": 0, "reserve_bytes": 0, "reserve_bound": 100}}), "meta/ is nearly full"),
             (json!({"frames": {"dirty": 6, "bound": 10}}), "slower than the writers"),
             (json!({"exports": {"rules": [{"path": "/later", "is_there": false}]}}), "/later"),
         ] {

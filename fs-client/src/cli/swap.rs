@@ -53,7 +53,7 @@ pub(super) struct SwapArgs {
     /// The memory node: tcp://HOST:PORT, unix:///PATH, rdma://HOST:PORT or shm:///PATH [default: one of its own, in this process]
     #[arg(long, value_name = "ENDPOINT")]
     memory: Option<Endpoint>,
-    /// The key to show over tcp:// [default: CUTTLEFS_KEY]
+    /// The key to show over tcp:// and rdma:// [default: CUTTLEFS_KEY]
     #[arg(long, value_name = "FILE", requires = "memory")]
     key: Option<PathBuf>,
     /// Believe this user's node over unix://, not only root's and your own

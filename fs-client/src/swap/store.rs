@@ -37,7 +37,9 @@ pub enum StoreError {
     )]
     Full(String),
     /// What is there cannot be had.
-    #[error("the memory node is gone, and with it the program's memory there: {0}")]
+    #[error(
+        "the memory node is gone, or has let this client go because it was silent (stopped?) for too long, and with it the program's memory there: {0}"
+    )]
     Gone(RemoteError),
     /// Other bytes came than were stored.
     #[error(

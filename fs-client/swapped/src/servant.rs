@@ -146,9 +146,11 @@ fn take_pages(socket: RawFd, staging: &Uffd, at: u64) {
             return;
         }
         if staged > 0 {
-            // The swapper has read them.
+            // The swapper has read them. A place that is not empty would pass for one that a page has come to.
             // SAFETY: the staging area is this thread's alone.
-            unsafe { libc::syscall(libc::SYS_madvise, at, staged * PAGE, libc::MADV_DONTNEED) };
+            if unsafe { libc::syscall(libc::SYS_madvise, at, staged * PAGE, libc::MADV_DONTNEED) } != 0 {
+                return;
+            }
         }
         let pages = request[..len as usize].as_chunks::<8>().0;
         let mut answer = [Taken::Held as u8; TAKE_MAX];
@@ -168,7 +170,18 @@ fn send(socket: RawFd, bytes: &[u8]) -> bool {
     sent == bytes.len() as isize
 }
 
+/// Moves a page to a place that is empty.
 fn take(staging: &Uffd, to: u64, page: u64) -> Taken {
+    match try_to_take(staging, to, page) {
+        Taken::Staged => Taken::Staged,
+        // While the kernel migrates pages (compaction), it may move one, look at it once more, and say that there is one at the place already: EEXIST (seen
+        // with 6.18). So the place tells, and not the error.
+        _ if is_there(to) => Taken::Staged,
+        other => other,
+    }
+}
+
+fn try_to_take(staging: &Uffd, to: u64, page: u64) -> Taken {
     let refused = |error: &io::Error, errno| error.raw_os_error() == Some(errno);
     match staging.move_page(to, page) {
         Ok(()) => Taken::Staged,
@@ -184,4 +197,12 @@ fn take(staging: &Uffd, to: u64, page: u64) -> Taken {
         }
         Err(_) => Taken::Held,
     }
+}
+
+/// Whether a page is at a place of the staging area.
+fn is_there(place: u64) -> bool {
+    let mut answer = 0u8;
+    // SAFETY: the kernel writes one byte for one page; the place is of the staging area, which stays mapped.
+    let asked = unsafe { libc::syscall(libc::SYS_mincore, place, PAGE, &raw mut answer) };
+    asked == 0 && answer & 1 == 1
 }

@@ -134,3 +134,47 @@ fn a_key_ends_with_its_time() {
     has_ended(redeemer.redeem(&key).map(drop));
     assert_eq!(read(&file, 0, 4).expect("its own"), [1; 4]);
 }
+
+/// Requests that were looked at before the key ended were carried out behind the answer to `unbind`, in one round of some hundred.
+#[test]
+fn once_a_key_is_unbound_its_holders_change_nothing_more() {
+    const LEN: usize = 256 << 10;
+    let server = Server::new(512);
+    let binder = server.connect("unix");
+    let file = create(&binder, "file", &vec![0; LEN]);
+    for round in 0..300u64 {
+        let link = ["unix", "tcp", "shm"][round as usize % 3];
+        let key = file.bind(0, LEN as u64, BOTH, None).expect("bound");
+        std::thread::scope(|scope| {
+            for half in 0..2u64 {
+                let session = server.connect(link);
+                scope.spawn(move || {
+                    let part = session.redeem(&key).expect("opened");
+                    let at = half * LEN as u64 / 2;
+                    // Longer and shorter ones.
+                    let len = if round % 2 == 0 { LEN / 2 } else { PAGE };
+                    let mut byte = round as u8;
+                    loop {
+                        byte = byte.wrapping_add(1);
+                        let changed = match round % 5 {
+                            4 => part.fetch_add(at, 1).map(drop),
+                            _ => part.write_at(at, &vec![byte; len]),
+                        };
+                        match changed {
+                            Ok(()) => {}
+                            Err(NativeError::RegionEnded) => return,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(4));
+            file.unbind(&key).expect("unbound");
+            let first = read(&file, 0, LEN).expect("read");
+            for _ in 0..4 {
+                std::thread::sleep(Duration::from_micros(500));
+                assert!(read(&file, 0, LEN).expect("read") == first, "{link}: changed behind unbind");
+            }
+        });
+    }
+}

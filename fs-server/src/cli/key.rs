@@ -18,8 +18,10 @@ const POOL_KEY_NAME: &str = "pool";
   cuttlefsd key new box7.key       for the machine box7: copy it there, mode 0600
   cuttlefsd serve --pool DIR --key box7.key --key box8.key --listen tcp://0.0.0.0:7950
   cuttlefs mount tcp://server:7950 /mnt --key box7.key
+  cuttlefsd memory --size 16G --key swap.key --listen tcp://0.0.0.0:7951
+  cuttlefs swap --memory tcp://server:7951 --key swap.key PROGRAM
 
-Keys are for tcp:// and rdma://. Who has a key may mount.
+Keys are for tcp:// and rdma://. Who has a key may mount, or, if a memory node takes it, swap.
 The server knows clients by the names of their keys.")]
 pub(super) struct KeyArgs {
     #[command(subcommand)]
@@ -66,6 +68,9 @@ pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
             );
             cuttlefs_common::say!(
                 "a copy of the file, mode 0600, on the client mounts with:  cuttlefs mount SERVER DIR --key {file}"
+            );
+            cuttlefs_common::say!(
+                "for a memory node:  cuttlefsd memory --key {file}, and cuttlefs swap --memory NODE --key {file}"
             );
         }
         KeyCommand::Show { file } => {

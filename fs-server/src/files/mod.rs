@@ -105,7 +105,7 @@ pub use newer::{NEWER_MAX, Newer};
 pub use one_sided_faults::{FaultJob, run_fault, write_granted};
 pub use promote::run_promotion;
 pub use reap::reap;
-pub use restore::{begin_change, restore};
+pub use restore::{Changing, begin_change, restore, settle};
 pub use seek::seek;
 pub use truncate::{restore_length, truncate};
 pub use write::{Asked, WriteAt, Writer, Written, write_for};
@@ -183,6 +183,8 @@ pub struct ClosedRegion {
     pub ino: InodeNo,
     /// Whether it is not open any more.
     pub last: bool,
+    /// Whether it was opened by a region key, which somebody else may have ended.
+    pub by_key: bool,
 }
 
 /// Counts of files.
@@ -508,18 +510,18 @@ impl Files {
 
     fn close_unbound(&self, filekey: FileKey, file: Arc<FileRegion>) -> Vec<ClosedRegion> {
         let mut closed = self.close_all(self.regions.note_unbound(filekey));
-        closed.push(self.closed(filekey, file));
+        closed.push(self.closed(filekey, file, false));
         closed
     }
 
     /// Ends what a filekey had that is unbound.
-    fn closed(&self, filekey: FileKey, file: Arc<FileRegion>) -> ClosedRegion {
+    fn closed(&self, filekey: FileKey, file: Arc<FileRegion>, by_key: bool) -> ClosedRegion {
         let ino = file.ino();
         #[cfg(test)]
         file.state_mut().table.translation.cm_destroy(filekey);
         file.end_grants_of(filekey);
         drop(file);
-        ClosedRegion { ino, last: self.active.close(ino) == 0 }
+        ClosedRegion { ino, last: self.active.close(ino) == 0, by_key }
     }
 
     /// How often an inode is open.

@@ -64,6 +64,11 @@ impl Changing<'_> {
     }
 }
 
+/// Waits until the changes of a file are over that have begun. Behind it nothing changes any more by a filekey that had ended before.
+pub async fn settle(file: &FileRegion) {
+    drop(file.changes.write().await);
+}
+
 /// Restores a client's change wherever nothing newer is in place. `set_length` sets the file's length. Returns whether some of the change is lost.
 ///
 /// # Errors

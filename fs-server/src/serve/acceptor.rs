@@ -102,7 +102,7 @@ pub(super) fn accept(
             ReceivesOf::Connection => QpConfig::new(&queues.cq, SEND_DEPTH, RECEIVE_DEPTH),
         };
         let region = Connection::register(pd, &receives_of)?;
-        if incoming.link() == LinkKind::Rdma && !is_for_peers(region.memory().fd()) {
+        if incoming.link() == LinkKind::Rdma && !is_for_peers(region.memory().fd(), false) {
             return Err(RdmaError::Io {
                 action: "get a descriptor for",
                 endpoint: "a connection".into(),

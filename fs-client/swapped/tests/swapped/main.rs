@@ -12,6 +12,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Names what a process has to do.
 const TASK: &str = "CUTTLEFS_SWAPPED_TASK";
@@ -132,6 +134,50 @@ fn what_is_written_is_read_in_any_order() {
 #[test]
 fn threads_write_while_pages_leave() {
     passes("threads");
+}
+
+/// Has the kernel compact all memory, again and again, until this is dropped. `None`: it may not be asked.
+struct Compaction(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
+
+impl Compaction {
+    fn start() -> Option<Self> {
+        let at = "/proc/sys/vm/compact_memory";
+        std::fs::write(at, "1").ok()?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let own = is_over.clone();
+        let compacting = std::thread::spawn(move || {
+            while !own.load(Ordering::Relaxed) {
+                std::fs::write(at, "1").expect("as before");
+            }
+        });
+        Some(Self(is_over, Some(compacting)))
+    }
+}
+
+impl Drop for Compaction {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        if let Some(compacting) = self.1.take() {
+            // A panic has been printed.
+            let _ = compacting.join();
+        }
+    }
+}
+
+/// UFFDIO_MOVE said EEXIST of pages that it had moved, while the kernel migrated them: they were zeros afterwards, or ended the program.
+#[test]
+fn pages_that_the_kernel_migrates_meanwhile_are_not_lost() {
+    let Some(_compaction) = Compaction::start() else {
+        eprintln!("skipped: the kernel may not be asked to compact memory");
+        return;
+    };
+    for _ in 0..5 {
+        for task in ["fill", "threads"] {
+            if passes(task).is_none() {
+                return;
+            }
+        }
+    }
 }
 
 #[test]

@@ -176,10 +176,6 @@ impl SoftListener {
                     return false;
                 }
             };
-        if !is_for_peers(&socket) {
-            tracing::warn!(endpoint = %self.setup.endpoint, "refused a client: nearly as many files are open as may be (ulimit -n)");
-            return true;
-        }
         let peer = match self.setup.link {
             LinkKind::Tcp => remote_peer(&socket),
             _ => credentials::unix_peer(&socket),
@@ -204,6 +200,16 @@ impl SoftListener {
             return true;
         }
         let (key, now) = (PeerKey::from(&peer), Instant::now());
+        if !is_for_peers(&socket, key.is_administrator(rustix::process::geteuid().as_raw())) {
+            tracing::warn!(endpoint = %self.setup.endpoint, %peer, "refused a client: nearly as many files are open as may be (ulimit -n)");
+            let reason = "nearly as many files are open there as may be; try again later, or raise that program's limit (ulimit -n)";
+            match (self.setup.link, self.setup.tls()) {
+                (LinkKind::Shm, _) => shm::refuse(&socket, reason),
+                (LinkKind::Tcp, Some(_)) => {}
+                _ => plain(socket).refuse(reason),
+            }
+            return true;
+        }
         match (self.setup.link, self.setup.tls()) {
             (LinkKind::Tcp, Some(_)) => {
                 let stranger = Client::new(peer, key, Greeting::FirstWords(FirstWords::new(socket)), now);
@@ -234,6 +240,7 @@ impl SoftListener {
         let Some(due) = unheard.due(&key, is_administrator, now) else {
             self.setup.device.turned_away.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(endpoint = %self.setup.endpoint, %peer, "turned a client away: its peer connects too often");
+            greeting.refuse("this peer connects too often; try again in a moment");
             return;
         };
         if due > now {

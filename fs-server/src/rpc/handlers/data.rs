@@ -59,6 +59,19 @@ impl Call<'_> {
         if keyed.rights.write { Ok(keyed) } else { Err(Status::Denied) }
     }
 
+    /// Begins a change by a filekey. One that has ended since it was looked up changes nothing: who ends it waits for the changes that have begun
+    /// ([`files::settle`]).
+    async fn begin_change<'c>(
+        &'c self,
+        filekey: FileKey,
+        file: &'c Arc<FileRegion>,
+    ) -> Result<files::Changing<'c>, Status> {
+        let files = &self.context.server.files;
+        let changing = files::begin_change(files, file, self.changed).await?;
+        files.keyed(self.session.number(), filekey)?;
+        Ok(changing)
+    }
+
     /// The file of a filekey that may write these bytes.
     fn writable(&self, filekey: FileKey, (offset, len): (u64, u64)) -> Result<Arc<FileRegion>, Status> {
         let keyed = self.keyed_to_write(filekey)?;
@@ -189,7 +202,7 @@ pub(super) async fn write(
     let mut bounce = None;
     let source = gather(call, payload, &mut bounce).await?;
     // All bytes are here now, so that a client that restores changes of this file does not wait for this peer.
-    let changing = files::begin_change(&server.files, &file, call.changed).await?;
+    let changing = call.begin_change(filekey, &file).await?;
     // Under the file's order: the marks may have been set since.
     let may = |start, end| {
         file.check_marks(append)?;
@@ -229,7 +242,7 @@ pub(super) async fn atomic(
     let file = &keyed.file;
     file.check_marks(false)?;
     call.take_privileges(file.ino())?;
-    let changing = files::begin_change(&server.files, file, call.changed).await?;
+    let changing = call.begin_change(filekey, file).await?;
     // Under the file's order: marks and length may have changed since.
     let may = |start, end| {
         file.check_marks(false)?;
@@ -307,7 +320,7 @@ pub(super) async fn allocate(
     call.take_privileges(file.ino())?;
     let disk = call.context.disk.as_ref();
     let (files, request) = (&call.context.server.files, call.who.request);
-    let changing = files::begin_change(files, &file, call.changed).await?;
+    let changing = call.begin_change(filekey, &file).await?;
     let attr = files::allocate_for(files, disk, &file, (offset, len), how, request).await?;
     let end = offset.saturating_add(len);
     let changed_bytes = match how {
@@ -381,13 +394,14 @@ pub(super) async fn copy_range(
     (to, to_offset): (FileKey, u64),
     len: u64,
 ) -> Result<Body, Status> {
+    let to_key = to;
     let (from, to) = (call.readable(from, (from_offset, len))?, call.writable(to, (to_offset, len))?);
     call.check_marks(&to, false)?;
     call.take_privileges(to.ino())?;
     let disk = call.context.disk.as_ref();
     let (files, request) = (&call.context.server.files, call.who.request);
     let (from, to) = ((&from, from_offset), (&to, to_offset));
-    let changing = files::begin_change(files, to.0, call.changed).await?;
+    let changing = call.begin_change(to_key, to.0).await?;
     let files::Copied { len, change } = files::copy_range(files, disk, from, to, len, request).await?;
     changing.done(change, to_offset..to_offset.saturating_add(len));
     body(&Reply::Copied { len, change })
