@@ -4,12 +4,15 @@
 //! * `order`: the ordering bits.
 //! * `races`: many initiators, and an owner that evicts all the time.
 //! * `hostile`: peers, and owners, that break the protocol, or vanish.
+//! * `hostile_walk`: arbitrary messages and one-sided requests beside a model, in one thread (`sandbox`, which the fuzz target `np_target` runs too).
 //! * `walk`: random steps in one thread, with evictions between any two work requests (`stepped`).
 
 mod hostile;
+mod hostile_walk;
 mod links;
 mod order;
 mod races;
+mod sandbox;
 mod stepped;
 mod walk;
 
