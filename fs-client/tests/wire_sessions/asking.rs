@@ -51,6 +51,13 @@ impl Asking {
         asking
     }
 
+    /// Goes on with the same session on another connection; this one ends.
+    pub fn reconnect(&mut self, path: &Path, secret: SessionSecret, trace: u64, oracle: &mut Oracle) {
+        let seqs = self.seqs;
+        *self = Self { seqs, ..Self::connect(path, self.wire.uid, oracle) };
+        self.attach(secret, trace, oracle).expect("its own session");
+    }
+
     /// Attaches with this secret. Returns the session's number and its root.
     pub fn attach(
         &mut self,

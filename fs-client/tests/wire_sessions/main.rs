@@ -2,12 +2,14 @@
 //! says which answers may come.
 //!
 //! An *episode* is drawn from a seed. It has `STEPS` steps: of hostile peers of two users (`hostile`), of a user whose numbers and lock they all know
-//! (`victim`) and who has rights past the server's workers (`counter`), and of a client that repeats its requests (`repeater`), while root's client
-//! works (`honest`). Then the hostile peers drop their connections without a detach. What must hold:
+//! (`victim`) and who has rights past the server's workers (`counter`), of a client that repeats its requests (`repeater`), and of one that hands a file
+//! over by keys (`landlord`) to sessions that overstep them (`tenants`), while root's client works (`honest`). Then the hostile peers drop their connections without a detach. What must hold:
 //!
 //! * the server lives; it answers every client that keeps the rules, and these clients find their bytes, names, locks, keys and grants;
 //! * nobody joins, ends or uses a session without its secret and its user. Nobody is sent bytes of a file that he may not read, or an answer to a
 //!   request that he did not send (`oracle`);
+//! * a one-sided request is done if its key, its grant and the file's length permit it, and is refused, with no effect, if not; pages that a file has
+//!   given back show nothing of it, and nothing that was under way comes into them;
 //! * a request takes effect once, however often and on however many connections it is sent;
 //! * nothing of the hostile peers stays: all counts are as before, and memory does not grow from episode to episode;
 //! * every answer parses, and the server logs no fault of its own.
@@ -17,19 +19,23 @@
 //!
 //! `CUTTLEFS_SESSIONS_SEED=N CUTTLEFS_SESSIONS_SECONDS=1 cargo nextest run -p cuttlefs-client --test wire_sessions --no-capture`
 
+mod acts;
 mod asking;
+mod bursts;
 mod counter;
 mod dice;
 mod faults;
 mod grammar;
 mod honest;
 mod hostile;
+mod landlord;
 mod oracle;
 mod repeater;
 mod scouts;
 #[path = "../serving/mod.rs"]
 mod serving;
 mod site;
+mod tenants;
 mod victim;
 mod wire;
 
@@ -38,16 +44,18 @@ use cuttlefs_common::world::{Random, SystemRandom};
 use dice::Dice;
 use grammar::{Kind, Known};
 use hostile::Crowd;
+use landlord::Landlord;
 use oracle::Oracle;
 use repeater::Repeater;
 use site::{Left, STRANGERS, Site};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tenants::Tenants;
 use victim::Victim;
 
 /// Steps of an episode.
-const STEPS: usize = 1200;
+const STEPS: usize = 1500;
 /// Operations of root's client before the first episode.
 const WARM_STEPS: u64 = 200;
 /// Episodes after which memory must not grow any more, because every buffer for so many peers has been used.
@@ -65,6 +73,7 @@ struct Totals {
     episodes: u64,
     honest: u64,
     answers: BTreeMap<Kind, (u64, u64)>,
+    tenants: tenants::Counts,
 }
 
 fn number(variable: &str) -> Option<u64> {
@@ -79,7 +88,8 @@ fn run(what: &str, durable_answers: bool) {
     let seed = number("CUTTLEFS_SESSIONS_SEED").unwrap_or_else(|| SystemRandom.next_u64() >> 16);
     let seconds = Duration::from_secs(number("CUTTLEFS_SESSIONS_SECONDS").unwrap_or(8));
     let faults = faults::watch();
-    let dice = Dice::new(seed);
+    // Not the first episode's: its secrets would be those of sessions that are there.
+    let dice = Dice::new(!seed);
     let site = Site::new(&dice, durable_answers);
     let (mut victim, mut counter) = (Victim::new(&site, &dice), Counter::new(&site, &dice));
     warm_up(&site, seed);
@@ -116,10 +126,16 @@ fn run(what: &str, durable_answers: bool) {
     for (kind, (done, refused)) in &totals.answers {
         println!("  {kind:?}: {done} done, {refused} refused");
     }
+    println!("  {:?}", totals.tenants);
     let unasked: Vec<&Kind> = Kind::ALL.iter().filter(|kind| !totals.answers.contains_key(kind)).collect();
     assert!(
         totals.episodes < WARM_EPISODES || unasked.is_empty(),
         "kinds that were never answered: {unasked:?}"
+    );
+    assert!(
+        totals.episodes < WARM_EPISODES || totals.tenants.least() > 0,
+        "tenants never did some of it: {:?}",
+        totals.tenants
     );
     drop((victim, counter));
     site.stop();
@@ -133,6 +149,8 @@ fn run_episode(site: &Site, victim: &mut Victim, counter: &mut Counter, seed: u6
     victim.meet(&mut oracle, &dice, &mut known);
     counter.meet(&mut oracle, &dice, &mut known);
     let mut repeater = Repeater::new(site, &dice, &mut oracle);
+    let mut landlord = Landlord::new(site, &dice, &mut oracle);
+    let mut tenants = Tenants::new(&mut landlord, &dice, &mut oracle);
     let others = victim.secrets(&dice).to_vec();
     let mut crowd = Crowd::new(site.unix(), &dice, known, others);
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -141,10 +159,12 @@ fn run_episode(site: &Site, victim: &mut Victim, counter: &mut Counter, seed: u6
         scope.spawn(|| honest::work(site, honest_seed, &stop, &done));
         scope.spawn(|| honest::watch(&stop, &done));
         for _ in 0..STEPS {
-            match dice.below(21) {
+            match dice.below(29) {
                 0 => victim.step(&dice, &mut oracle),
                 1 => counter.step(&dice, &mut oracle),
                 2..5 => repeater.step(&dice, &mut oracle),
+                5 | 6 => landlord.step(&dice, &mut oracle),
+                7..13 => tenants.step(&mut landlord, &dice, &mut oracle),
                 _ => crowd.act(&dice, &mut oracle),
             }
         }
@@ -152,6 +172,7 @@ fn run_episode(site: &Site, victim: &mut Victim, counter: &mut Counter, seed: u6
     });
     totals.honest += done.load(Ordering::Relaxed);
     repeater.finish(site, &dice, &mut oracle);
+    totals.tenants += tenants.finish(&mut landlord, &mut oracle);
     victim.check(&dice, &mut oracle);
     counter.check(&mut oracle);
     // Drops the connections as they are. Without a detach their sessions would stay for a lease.
@@ -161,11 +182,15 @@ fn run_episode(site: &Site, victim: &mut Victim, counter: &mut Counter, seed: u6
             repeater::detach(&site.unix(), uid, secret, &dice, &mut oracle);
         }
     }
+    // The file is still open: grants have ended with the filekeys that had them.
+    wait_for(|left| left.grants == before.grants, &before, site);
+    landlord.finish(&mut oracle);
     site.clear(b"open");
     site.clear(b"once");
+    site.clear(b"let");
     site.restore_inbox();
     site.read_secrets();
-    wait_for(&before, site);
+    wait_for(|left| *left == before, &before, site);
     victim.check(&dice, &mut oracle);
     counter.check(&mut oracle);
     for ((kind, is_done), count) in &oracle.seen {
@@ -208,12 +233,12 @@ fn at_rest(site: &Site) -> Left {
     }
 }
 
-/// Waits until the server holds nothing of the hostile peers any more.
-fn wait_for(before: &Left, site: &Site) {
+/// Waits until the server holds nothing more of what it should not.
+fn wait_for(is_all: impl Fn(&Left) -> bool, before: &Left, site: &Site) {
     let deadline = Instant::now() + asking::PATIENCE;
     loop {
         let left = site.left();
-        if left == *before {
+        if is_all(&left) {
             return;
         }
         assert!(Instant::now() < deadline, "something is left: {left:#?}\nbefore: {before:#?}");

@@ -25,6 +25,8 @@ use std::path::PathBuf;
 pub const VICTIM: u32 = 61_101;
 /// The owner of the directory `once`.
 pub const REPEATER: u32 = 61_102;
+/// The owner of the directory `let`.
+pub const LANDLORD: u32 = 61_103;
 /// The users of the hostile peers.
 pub const STRANGERS: [u32; 2] = [61_111, 61_112];
 /// The length of each planted file.
@@ -62,6 +64,8 @@ pub struct Site {
     pub root_mark: [u8; 16],
     /// The mark in the victim's file.
     pub victim_mark: [u8; 16],
+    /// The mark in the landlord's file, and in all pages that it ever had.
+    pub house_mark: [u8; 16],
     /// The inode numbers that the hostile users learned before files were closed to them.
     pub notable: Notable,
 }
@@ -84,10 +88,17 @@ impl Site {
         let running = serving::serve(&dir, with).expect("start");
         // One lane for calls: a lane that is added when it is needed would look like a leak.
         let root = serving::connect(&own, "honest", 1, true);
-        let (root_mark, victim_mark) = (dice.array(), dice.array());
+        let (root_mark, victim_mark, house_mark) = (dice.array(), dice.array(), dice.array());
         let notable = Notable::default();
-        let mut site =
-            Self { directory, running: Some(running), root: Some(root), root_mark, victim_mark, notable };
+        let mut site = Self {
+            directory,
+            running: Some(running),
+            root: Some(root),
+            root_mark,
+            victim_mark,
+            house_mark,
+            notable,
+        };
         site.plant();
         site.notable = scouts::learn(&site, dice);
         site.close();
@@ -118,6 +129,7 @@ impl Site {
         // The directory is closed after the hostile users have looked into it.
         let closed = directory(b"closed", 0o755, 0);
         directory(b"once", 0o700, REPEATER);
+        directory(b"let", 0o700, LANDLORD);
         directory(b"honest", 0o700, 0);
         file(closed, b"secret", self.root_mark, 0);
         // A file whose name other users must not read.
@@ -144,7 +156,7 @@ impl Site {
 
     /// What hostile peers must not be sent: bytes of files, a name, and earlier contents of memory that the server lends to them.
     pub fn marks(&self) -> Vec<[u8; 16]> {
-        vec![self.root_mark, self.victim_mark, self.root_mark.map(|byte| byte | 0x80), STALE]
+        vec![self.root_mark, self.victim_mark, self.house_mark, self.root_mark.map(|byte| byte | 0x80), STALE]
     }
 
     pub fn root(&self) -> &RemoteVolume {

@@ -51,6 +51,13 @@ impl Wire {
         self.put_bytes(&build(PacketHeader { sequence: self.sequence, ..header }, payload));
     }
 
+    /// Sends the beginning of a packet.
+    pub fn put_part(&mut self, header: PacketHeader, payload: &[u8], len: usize) {
+        self.sequence += 1;
+        let packet = build(PacketHeader { sequence: self.sequence, ..header }, payload);
+        self.put_bytes(&packet[..len.min(packet.len() - 1)]);
+    }
+
     /// Sends these bytes as they are.
     pub fn put_bytes(&mut self, bytes: &[u8]) {
         self.outgoing.extend_from_slice(bytes);
