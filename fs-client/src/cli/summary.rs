@@ -512,7 +512,10 @@ problems    none known
             (json!({"pool": {"free_pages": 9, "pages": 100}}), "nearly full"),
             (json!({"metadata": {"room_bytes": 199, "reserve_bound": 100}}), "meta/ is nearly full"),
             // What was held back is used up, too.
-            (json!({"metadata": {"room_bytes": 0, "reserve_bytes": 0, "reserve_bound": 100}}), "meta/ is nearly full"),
+            (
+                json!({"metadata": {"room_bytes": 0, "reserve_bytes": 0, "reserve_bound": 100}}),
+                "meta/ is nearly full",
+            ),
             (json!({"frames": {"dirty": 6, "bound": 10}}), "slower than the writers"),
             (json!({"exports": {"rules": [{"path": "/later", "is_there": false}]}}), "/later"),
         ] {

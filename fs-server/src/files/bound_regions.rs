@@ -214,6 +214,10 @@ impl Files {
     ) -> Vec<ClosedRegion> {
         // A filekey that is not there any more was closed meanwhile.
         let unbound = |(filekey, owner)| Some((filekey, self.keys.unbind(owner, filekey).ok()?));
-        filekeys.into_iter().filter_map(unbound).map(|(filekey, file)| self.closed(filekey, file, true)).collect()
+        filekeys
+            .into_iter()
+            .filter_map(unbound)
+            .map(|(filekey, file)| self.closed(filekey, file, true))
+            .collect()
     }
 }
