@@ -148,8 +148,8 @@ fn once_a_key_is_unbound_its_holders_change_nothing_more() {
         std::thread::scope(|scope| {
             for half in 0..2u64 {
                 let session = server.connect(link);
+                let part = session.redeem(&key).expect("opened");
                 scope.spawn(move || {
-                    let part = session.redeem(&key).expect("opened");
                     let at = half * LEN as u64 / 2;
                     // Longer and shorter ones.
                     let len = if round % 2 == 0 { LEN / 2 } else { PAGE };

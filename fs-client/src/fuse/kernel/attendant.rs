@@ -53,6 +53,9 @@ const SPARE_BYTES_MAX: usize = 32 << 20;
 /// Signals that stop a process unless it handles them.
 const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
+/// Signals that do nothing unless a process handles them. The kernel keeps one that the thread it was sent to blocks just then.
+const IDLE_SIGNALS: [i32; 4] = [libc::SIGCHLD, libc::SIGURG, libc::SIGWINCH, libc::SIGCONT];
+
 /// What a caller that got a signal is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
@@ -115,8 +118,8 @@ fn caller_with(status: &str) -> Caller {
         return Caller::Unseen;
     };
     let bit = |signal: i32| 1u64 << (signal - 1);
-    let stops = STOP_SIGNALS.iter().fold(0, |stops, signal| stops | bit(*signal)) & !caught;
-    let pending = (own | shared) & !ignored & !stops;
+    let others = STOP_SIGNALS.iter().chain(&IDLE_SIGNALS).fold(0, |all, signal| all | bit(*signal)) & !caught;
+    let pending = (own | shared) & !ignored & !others;
     if pending & bit(libc::SIGKILL) != 0 {
         Caller::Ends
     } else if pending & !blocked != 0 {
@@ -333,6 +336,11 @@ mod tests {
         assert_eq!(status(0, term, 0, term, 0), Caller::Waits);
         assert_eq!(status(0, stop, 0, 0, 0), Caller::Waits, "it only stops");
         assert_eq!(status(0, stop, 0, 0, stop), Caller::Handles);
+        for idle in IDLE_SIGNALS.map(bit) {
+            assert_eq!(status(0, idle, 0, 0, 0), Caller::Waits, "a child that ended was taken for SIGKILL");
+            assert_eq!(status(0, idle, 0, 0, idle), Caller::Handles);
+            assert_eq!(status(0, idle | term, 0, 0, 0), Caller::Ends);
+        }
         assert_eq!(caller_with("Name:\tgone\n"), Caller::Unseen);
         assert_eq!(caller_with(&std::fs::read_to_string("/proc/self/status").expect("proc")), Caller::Waits);
         assert_eq!(look_at(0), Caller::Unseen);

@@ -68,6 +68,8 @@ pub(in crate::rdma::soft) struct ShmQp {
     pub(super) announcements: Mutex<Announcements>,
     /// Whether `announcements.pending` holds anything. Written under its lock.
     pub(super) unannounced: AtomicBool,
+    /// Whether this side has ended the connection: the private original of a word in shared memory.
+    has_ended: AtomicBool,
 }
 
 /// What happened to the first queued request.
@@ -107,6 +109,7 @@ impl ShmQp {
                 pending: VecDeque::new(),
             }),
             unannounced: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
         })
     }
 
@@ -379,8 +382,9 @@ impl ShmQp {
 
     /// Ends the connection. `cut`: the peer ended it.
     fn end(&self, reason: Option<&Breach>, cut: bool) {
-        // The state does not decide this: a failed request may have changed it already. The shared word is set only once.
-        let first = ring::closed(&self.parts.memory, self.parts.side).swap(1, Ordering::AcqRel) == 0;
+        // The state does not decide this: a failed request may have changed it already.
+        let first = !self.has_ended.swap(true, Ordering::AcqRel);
+        ring::closed(&self.parts.memory, self.parts.side).store(1, Ordering::Release);
         fence(Ordering::SeqCst);
         self.core.become_state(QpState::Error);
         let status = if cut { WcStatus::Disconnected } else { WcStatus::Flushed };
