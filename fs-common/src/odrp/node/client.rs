@@ -106,16 +106,13 @@ impl Client {
         tracing::trace!(?kind, "armed:\n{}", listing(&queue, 1, 10));
         let figures = queue.figures.clone();
         self.forget(kind);
-        self.queues[kind.index()] = Some(Queue { number: qp.number(), figures, executed: None });
+        let (executed, armed) = match shared.by_processor {
+            true => (Some(Executed::new(shared, kind, queue, qp)?), None),
+            false => (None, Some(queue)),
+        };
+        self.queues[kind.index()] = Some(Queue { number: qp.number(), figures, executed });
         self.move_limit();
-        if !shared.by_processor {
-            return qp.arm(queue).map_err(|error| failed(&error));
-        }
-        let executed = Executed::new(shared, kind, queue, qp)?;
-        if let Some(queue) = &mut self.queues[kind.index()] {
-            queue.executed = Some(executed);
-        }
-        Ok(())
+        armed.map_or(Ok(()), |queue| qp.arm(queue).map_err(|error| failed(&error)))
     }
 
     /// A request of a queue that the processor executes is done.
